@@ -55,7 +55,5 @@ struct LineReader {
 const Isa& current_isa();
 // A level by name, or null if unknown or not runnable here.
 const Isa* find_isa(const char* name);
-// Bytes of one core's second-level cache (1 MiB if unknown).
-int64_t l2_bytes();
 
 }  // namespace convgrad
