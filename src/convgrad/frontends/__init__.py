@@ -6,6 +6,8 @@ import importlib
 import sys
 from typing import Any, Protocol, cast
 
+from numpy import ndarray
+
 from . import numpy as _numpy
 
 
@@ -37,9 +39,18 @@ KINDS = {"torch": "convgrad.frontends.torch", "cupy": "convgrad.frontends.dlpack
          "jaxlib": "convgrad.frontends.dlpack"}
 
 
-def kind_of(arrays: dict[str, Any]) -> Kind:
-    """The one kind of all arrays; raises TypeError for mixtures and for things that are no arrays."""
+def kind_of(arrays: dict[str, Any], names: dict[str, str]) -> Kind:
+    """The one kind of all arrays; raises TypeError for mixtures and for things that are no arrays.
+
+    `names` maps an operand to the caller's word for it where the two differ.
+    """
+    for array in arrays.values():
+        if type(array) is not ndarray:
+            break
+    else:
+        return cast(Kind, _numpy)
     kinds = {}
+    arrays = {names.get(name, name): array for name, array in arrays.items()}
     for name, array in arrays.items():
         if _numpy.accepts(array):
             kinds[name] = cast(Kind, _numpy)
