@@ -46,7 +46,7 @@ def call_key(function: str, arrays: dict[str, Any], parameters: tuple[Any, ...],
     """The array kind, and a key that determines everything but the data."""
     kind = kind_of(arrays, names)
     signature = tuple([(array.shape, array.dtype) for array in arrays.values()])
-    key = (function, kind.device(arrays), signature, parameters, options)
+    key = (function, kind.home(arrays), signature, parameters, options)
     try:
         hash(key)
     except TypeError:  # lists among the parameters
@@ -213,8 +213,9 @@ def prepare(key: Any, kind: Kind, wrt: str, geometry: Conv, arrays: dict[str, An
         if found != first:
             raise TypeError(f"all operands must have one dtype: {names.get(first_name, first_name)} is {first}, "
                             f"{names.get(name, name)} is {found}")
-    problem = Problem(geometry, wrt, first, options.out_dtype or "", options.compute or "", options.layout or "",
-                      options.weight_layout or "", kind.device(arrays))
+    device, memory_order = kind.home(arrays)
+    problem = Problem(geometry, wrt, first, options.out_dtype or "", options.compute or "",
+                      options.layout or memory_order or "", options.weight_layout or "", device)
     if options.num_threads is not None:
         checked_ints(options.num_threads, "num_threads", 1, 1)
     if options.max_workspace_bytes is not None:
@@ -246,10 +247,11 @@ def ready(kind: Kind, call: Call, arrays: dict[str, Any], outs: tuple[Any, ...],
     operands = tuple([
         kind.operand(array, names.get(name, name), order, format_name)
         for (name, array), order, format_name in zip(arrays.items(), call.operand_orders, call.formats)])
+    like = next(iter(arrays.values()))
     results: list[Any] = []
     for out, shape, wrt in zip(outs, call.result_shapes, problem.results):
         if out is None:
-            out = kind.empty(shape, problem.out_dtype, next(iter(arrays.values())))
+            out = kind.empty(shape, problem.out_dtype, like)
         else:
             label = "out" if len(outs) == 1 else f"out (gradient of {wrt})"
             others = {names.get(name, name): array for name, array in arrays.items()}
@@ -261,9 +263,10 @@ def ready(kind: Kind, call: Call, arrays: dict[str, Any], outs: tuple[Any, ...],
     if workspace is not None:
         everything = {**arrays, **{f"out[{place}]": result for place, result in enumerate(results)}}
         kind.check_workspace(workspace, chosen.workspace_bytes, everything)
+        workspace = kind.workspace_view(workspace)
 
     def run() -> tuple[Any, ...]:
         chosen.run(operands, targets, workspace)
-        return tuple(results)
+        return tuple([kind.returned(result, like) for result in results])
 
     return run
