@@ -47,6 +47,8 @@ struct GemmKernels {
                       int64_t dst_pitch);
   void (*interleave16)(const uint16_t* even, const uint16_t* odd, int64_t n, uint16_t* dst);
   void (*round_to_bf16)(const float* src, int64_t n, uint16_t* dst);  // nearest, ties to even
+  bool (*any_nan)(const float* line, int64_t n);
+  double (*sum)(const float* line, int64_t n);  // in f32 lanes, then in double
 };
 
 }  // namespace convgrad

@@ -176,8 +176,29 @@ void round_to_bf16(const float* src, int64_t n, uint16_t* dst) {
   }
 }
 
+bool any_nan(const float* line, int64_t n) {
+  int found = 0;
+  for (int64_t i = 0; i < n; ++i) found |= line[i] != line[i];
+  return found != 0;
+}
+
+double sum(const float* line, int64_t n) {
+  VecF lanes[2] = {};
+  int64_t i = 0;
+  for (; i + 2 * lanes_f <= n; i += 2 * lanes_f) {
+    lanes[0] += load<VecF>(line + i);
+    lanes[1] += load<VecF>(line + i + lanes_f);
+  }
+  double total = 0;
+  for (int lane = 0; lane < lanes_f; ++lane) total += double(lanes[0][lane]) + double(lanes[1][lane]);
+  for (; i < n; ++i) total += double(line[i]);
+  return total;
+}
+
 }  // namespace
 
-GemmKernels gemm_kernels() { return {&gemm_f32, &gemm_f64, nullptr, transpose32, interleave16, round_to_bf16}; }
+GemmKernels gemm_kernels() {
+  return {&gemm_f32, &gemm_f64, nullptr, transpose32, interleave16, round_to_bf16, any_nan, sum};
+}
 
 }  // namespace convgrad::CONVGRAD_ISA
