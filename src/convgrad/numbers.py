@@ -105,8 +105,10 @@ def hifloat8_tables() -> tuple[Array, Array, Array]:
 
 def decode(array: Array, name: str) -> Array:
     """Exact values of an array stored in format `name`, as float64."""
+    if array.dtype != storage_dtype(name):  # uint8 storage of a float8, or en_dtypes' hifloat8
+        array = array.view(storage_dtype(name))
     if name == "hifloat8":
-        values: Array = hifloat8_tables()[0][array.view(np.uint8)]
+        values: Array = hifloat8_tables()[0][array]
         return values
     return array.astype(np.float64)
 
@@ -118,7 +120,7 @@ def encode(values: npt.ArrayLike, name: str) -> Array:
         return x
     if name in ("float32", "float16"):
         with np.errstate(over="ignore"):
-            return x.astype(name)
+            return np.asarray(x.astype(name))
     rounded = round_to(x, name)
     if name != "hifloat8":
         # NOTE: ml_dtypes converts float64 through float32, two roundings; after round_to the conversion is exact.
@@ -127,12 +129,10 @@ def encode(values: npt.ArrayLike, name: str) -> Array:
             return stored
     _, positive, positive_codes = hifloat8_tables()
     place = np.searchsorted(positive, np.abs(rounded)).clip(max=len(positive) - 1)
-    codes = positive_codes[place] | np.where(rounded < 0, 0x80, 0).astype(np.uint8)
-    codes[np.isinf(rounded)] = 0x6F
-    codes[rounded == -math.inf] = 0xEF
-    codes[rounded == 0] = 0x00
-    codes[np.isnan(rounded)] = 0x80
-    return np.asarray(codes)
+    sign = np.where(rounded < 0, 0x80, 0x00)
+    codes = np.select([rounded == 0, np.isnan(rounded), np.isinf(rounded)], [0x00, 0x80, sign | 0x6F],
+                      sign | positive_codes[place])
+    return np.asarray(codes.astype(np.uint8))
 
 
 def round_to(values: npt.ArrayLike, name: str) -> Array:
