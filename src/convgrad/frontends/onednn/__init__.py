@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from .compiled import Compiled, LogicalTensor
-from .errors import AutoPadWarning, GraphError, InvalidArguments, InvalidGraphOp, InvalidShape, Unimplemented
+from .errors import (
+    AutoPadWarning,
+    GraphError,
+    InvalidArguments,
+    InvalidGraph,
+    InvalidGraphOp,
+    InvalidShape,
+    Unimplemented,
+)
 from .operator import Operator
 from .operators import (
     OPERATORS,
@@ -18,5 +26,6 @@ from .operators import (
 __all__ = [
     "OPERATORS", "AutoPadWarning", "Compiled", "ConvTranspose", "ConvTransposeBackwardData",
     "ConvTransposeBackwardWeights", "Convolution", "ConvolutionBackwardData", "ConvolutionBackwardWeights",
-    "GraphError", "InvalidArguments", "InvalidGraphOp", "InvalidShape", "LogicalTensor", "Operator", "Unimplemented",
+    "GraphError", "InvalidArguments", "InvalidGraph", "InvalidGraphOp", "InvalidShape", "LogicalTensor", "Operator",
+    "Unimplemented",
 ]

@@ -35,7 +35,7 @@ def add_commands(subparsers: Any) -> None:
     parser.add_argument("--backend", default=None, help="ask this backend only")
     parser.add_argument("--num-threads", type=int, default=None)
     parser.add_argument("--save", type=Path, default=None, metavar="DIR", help="write each result to DIR/ID.npy")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.set_defaults(run=run)
 
 
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"version": graph.version, "fpmath_mode": graph.fpmath_mode, "operators": rows}, indent=1))
     else:
-        print_table(graph, rows)
+        print_report(graph, rows)
     return int(any(row["status"] != "success" for row in rows))
 
 
@@ -93,27 +93,23 @@ def report(op: GraphOp, done: OpRun) -> dict[str, Any]:
     }
 
 
-def print_table(graph: Graph, rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
+def print_report(graph: Graph, rows: list[dict[str, Any]]) -> None:
     others = len(graph.ops) - len(graph.convolutions)
-    console.print(f"oneDNN Graph {graph.version or '(no version)'}: {len(graph.convolutions)} convolution operators, "
-                  f"{others} others not run; fpmath_mode {graph.fpmath_mode or 'strict'}, computed as strict")
-    table = Table("id", "kind", "type", "inputs", "output", "pads", "kernel", "median ms", "GFLOP/s")
+    print(f"oneDNN Graph {graph.version or '(no version)'}, fpmath_mode {graph.fpmath_mode or 'strict'} "
+          f"(computed as strict): {len(graph.convolutions)} convolution operators, {others} others not run")
     for row in rows:
-        if row["status"] == "success":
-            table.add_row(
-                str(row["id"]), row["kind"], row["dtype"], ", ".join(crossed(shape) for shape in row["inputs"]),
-                crossed(row["output"]), f"{crossed(row['pads_begin'])} {crossed(row['pads_end'])}",
-                f"{row['backend']} {row['kernel']}", f"{row['median_seconds'] * 1e3:.3f}", f"{row['gflops']:.1f}")
-        else:
-            table.add_row(str(row["id"]), row["kind"], "", "", "", "", row["status"])
-    console.print(table)
-    for row in rows:
-        for note in [row["message"]] if "message" in row else row["notes"]:
-            console.print(f"{row['id']} {row['kind']}: {note}", markup=False)
+        print(f"\n{row['id']} {row['kind']} {row['name']}")
+        if row["status"] != "success":
+            print(f"  refused    {row['status']}: {row['message']}")
+            continue
+        print(f"  shapes     {', '.join(map(crossed, row['inputs']))} -> {crossed(row['output'])} ({row['dtype']})")
+        print(f"  pads       begin {crossed(row['pads_begin'])}, end {crossed(row['pads_end'])}")
+        print(f"  problem    {row['problem']}")
+        print(f"  plan       {row['backend']} {row['kernel']}, scratchpad {row['scratchpad_size']:,} bytes")
+        print(f"  time       {row['median_seconds'] * 1e3:.3f} ms median, {row['fastest_seconds'] * 1e3:.3f} fastest, "
+              f"{row['gflops']:.1f} GFLOP/s")
+        for note in row["notes"]:
+            print(f"  note       {note}")
 
 
 def crossed(values: list[int]) -> str:

@@ -162,6 +162,7 @@ class Compiled:
                 out = kind.empty(self.output.shape, dtype, inputs[0])
             else:
                 kind.check_out(out, self.output.shape, dtype, "out", arrays)
+            target = kind.operand(out, "out", self._result_order, dtype)
             if scratchpad is not None:
                 kind.check_workspace(scratchpad, self.scratchpad_size, {**arrays, "out": out})
                 scratchpad = kind.workspace_view(scratchpad)
@@ -169,7 +170,6 @@ class Compiled:
             if isinstance(error, GraphError):
                 raise
             raise InvalidArguments(str(error).replace("workspace", "scratchpad")) from None
-        target = kind.operand(out, "out", self._result_order, dtype)
         if len(inputs) == 2:
             self.plan.run(operands, (target,), scratchpad)
         else:

@@ -144,8 +144,7 @@ def solve(operator: Operator, shapes: dict[str, Shape]) -> Geometry:
     axes = [Axis(*values) for values in zip(weights[2:], operator.strides, operator.dilations, extra)]
     pads, sizes = solve_sizes(operator, shapes, axes)
     batch = (shapes["small"] if "small" in shapes else shapes["large"])[0]
-    padding = tuple(engine_pads(axis, large, small, begin)
-                    for axis, large, small, (begin, _) in zip(axes, sizes["large"], sizes["small"], pads))
+    padding = tuple(map(engine_pads, axes, sizes["large"], sizes["small"], pads))
     try:
         conv = Conv(batch, weights[1] * operator.groups, weights[0], sizes["large"], weights[2:], operator.strides,
                     operator.dilations, padding, operator.groups)

@@ -78,6 +78,11 @@ def large_extent(axis: Axis, small: int, pads: Pads) -> int:
     return axis.stride * (small - 1) + axis.span - pads[0] - pads[1] + axis.output_padding
 
 
-def engine_pads(axis: Axis, large: int, small: int, begin: int) -> Pads:
-    """Pads for which Conv derives exactly `small`: the end pad only sets the extent, it never enters a sum."""
-    return (begin, max(0, axis.stride * (small - 1) + axis.span - large - begin))
+def engine_pads(axis: Axis, large: int, small: int, pads: Pads) -> Pads:
+    """Pads for which Conv, which divides toward minus infinity, derives exactly `small`.
+
+    Only the end pad may change: it sets the extent and never enters a sum.
+    """
+    if (large + pads[0] + pads[1] - axis.span) // axis.stride + 1 == small:
+        return pads
+    return (pads[0], max(0, axis.stride * (small - 1) + axis.span - large - pads[0]))
