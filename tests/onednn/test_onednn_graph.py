@@ -180,3 +180,13 @@ def test_command_line_reports_refusals(engine: str, tmp_path: Path, capsys: pyte
     assert "is not JSON" in capsys.readouterr().err
     assert command(str(tmp_path / "absent.json")) == 2
     assert command(str(TRAINING_STEP), "--input", "three=x.npy") == 2
+
+
+def test_fpmath_mode_is_a_permission(engine: str) -> None:
+    """A mode that permits rounded products changes no bit: what is computed is what `strict` asks for."""
+    results = []
+    for mode in ("strict", "bf16", "tf32", "any"):
+        document = dict(backward_data([SMALL, KERNEL], [LARGE]), fpmath_mode=mode)
+        assert parse_graph(document).fpmath_mode == mode
+        results.append(run(document).output.tobytes())
+    assert len(set(results)) == 1
