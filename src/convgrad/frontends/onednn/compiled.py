@@ -140,6 +140,8 @@ class Compiled:
                                  f"{len(inputs)} by position{''.join(f', {name}' for name in named)}")
         ordered = tuple(values[name] for name in self._names)
         for (name, extents, dtype), tensor in zip(self._signature, ordered):
+            if getattr(tensor, "shape", None) == extents and dtype_name(name, tensor.dtype) == dtype:
+                continue
             found = described(name, tensor)
             if found.shape != extents or found.dtype != dtype:
                 raise InvalidArguments(f"{name} is {found.dtype} of shape {found.shape}, but the operator was compiled "

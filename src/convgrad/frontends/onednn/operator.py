@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any, ClassVar
 
+from .. import kind_of
 from .attributes import REQUIRED, checked, int_list, known_shape
 from .compiled import Compiled, Settings, described, shape_input
 from .errors import InvalidArguments, InvalidGraphOp, InvalidShape
@@ -217,8 +218,13 @@ class Operator:
 
 def device_of(tensor: Any) -> str:
     """The device of an array, in the planner's words; "cpu" for a descriptor."""
-    device = getattr(tensor, "device", "cpu")
-    return str(getattr(device, "type", device))
+    if isinstance(tensor, tuple):  # a LogicalTensor, or (shape, dtype)
+        return "cpu"
+    arrays = {"the tensor": tensor}
+    try:
+        return kind_of(arrays, {}).home(arrays)[0]
+    except TypeError as error:
+        raise InvalidGraphOp(str(error)) from None
 
 
 def restored(operator: type[Operator], values: dict[str, Any]) -> Operator:
