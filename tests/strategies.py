@@ -1,4 +1,4 @@
-"""Hypothesis strategies: geometries, layouts, number formats and whole problems, small enough to run by the thousand."""
+"""Hypothesis strategies: geometries, layouts, number formats and whole problems, all small."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import oracle
 import pytest
 
 from convgrad import Conv, Problem
+from convgrad.problem import SPATIAL_LETTERS
 
 # Beside the checkout, or where CONVGRAD_CASES says.
 CASES = Path(os.environ.get("CONVGRAD_CASES") or Path(__file__).resolve().parents[2] / "shared" / "cases")
@@ -45,6 +46,7 @@ def test_integers_bit_by_bit(backend: str, part: int, seed: int) -> None:
             continue
         for wrt in RESULTS if gflop < SMALL else (RESULTS[place % 3],):
             dtype = FORMATS[place % len(FORMATS)]
-            layout = ("NC" + "DHW"[-conv.axes:], "N" + "DHW"[-conv.axes:] + "C")[place // 5 % 2] if conv.axes > 1 else ""
+            space = SPATIAL_LETTERS[conv.axes]
+            layout = f"N{space}C" if place // 5 % 2 else f"NC{space}"
             oracle.check_exact(Problem(conv, wrt, dtype, layout=layout), backend, seed=seed,
                                style="contiguous" if place % 4 else oracle.STYLES[place // 4 % 4])
