@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from onednn_definition import Case, compute, integers
 from onednn_geometries import LISTED, cases
 
-from convgrad import onednn
+from convgrad import Problem, onednn
 from convgrad.numbers import storage_dtype
+from convgrad.verify import geometry_sets
 
 DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 FORMATS = list(itertools.product(("NXC", "NCX"), ("XIO", "OIX")))
@@ -27,6 +28,8 @@ ROLES = {
     "ConvTransposeBackwardData": (("large", "weights"), "small"),
     "ConvTransposeBackwardWeights": (("small", "large"), "weights"),
 }
+KIND_OF_RESULT = {"output": "Convolution", "input": "ConvolutionBackwardData", "weight": "ConvolutionBackwardWeights",
+                  "bias": "ConvolutionBackwardWeights"}
 
 
 def laid_out(array: Any, role: str, data_format: str, weights_format: str) -> Any:
@@ -137,3 +140,32 @@ def test_bias_of_each_channel(kind: str, data_format: str, engine: str) -> None:
                                       weights_format="IOX" if kind == "ConvTranspose" else "OIX")
     inputs = [laid_out(tensors[role], role, data_format, "OIX").astype(np.float32) for role in roles]
     np.testing.assert_array_equal(operator(*inputs, bias), laid_out(expected, result, data_format, "OIX"))
+
+
+def case_of(problem: Problem) -> Case:
+    conv = problem.conv
+    begins, ends = zip(*conv.padding)
+    return Case(conv.batch, conv.in_channels, conv.out_channels, conv.in_size, conv.out_size, conv.kernel_size,
+                conv.stride, conv.dilation, begins, ends, conv.groups)
+
+
+@pytest.mark.parametrize("name", geometry_sets())
+def test_geometries_of_the_project(name: str, engine: str) -> None:
+    """The package's own list, the four pairs of formats in turn; shapes that oneDNN has no word for are refused."""
+    for place, problem in enumerate(geometry_sets()[name]):
+        case = case_of(problem)
+        kind = KIND_OF_RESULT[problem.results[0]]
+        if 0 in case.shapes["weights"]:
+            with pytest.raises(onednn.InvalidArguments, match="has no elements"):
+                check(kind, case, *FORMATS[place % 4])
+        elif all(small > 0 for small in case.small):
+            check(kind, case, *FORMATS[place % 4])
+            check("ConvolutionBackwardData", case, *FORMATS[(place + 1) % 4])
+
+
+def test_no_gradient_positions_gives_zeros(engine: str) -> None:
+    """diff_dst without elements is legal where the shape law says 0: every element of diff_src is then +0."""
+    operator = onednn.ConvolutionBackwardData(strides=[1], pads_begin=[0], pads_end=[0], dilations=[1])
+    out = np.full((2, 2, 3), np.nan, np.float32)
+    operator(np.empty((2, 0, 8), np.float32), np.ones((3, 3, 8), np.float32), (2, 2, 3), out=out)
+    assert out.tobytes() == bytes(out.nbytes)
