@@ -12,6 +12,7 @@ The allowed error is the error bound of the numerical contract, `u_out*|exact| +
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -41,16 +42,15 @@ class Verified:
 
 
 def in_layout(array: Array, layout: str, weights: bool = False) -> Array:
-    """Return a copy of a canonical array whose elements lie in `layout`, as a view in canonical axis order."""
+    """Return a contiguous copy of a canonical array with its axes in the order of `layout`."""
     position = axis_order(layout, array.ndim - 2, weights)
-    order = sorted(range(array.ndim), key=position.__getitem__)  # canonical axes in memory order
-    return np.ascontiguousarray(array.transpose(order)).transpose(position)
+    return np.ascontiguousarray(array.transpose(sorted(range(array.ndim), key=position.__getitem__)))
 
 
-def place_operands(problem: Problem, canonical: dict[str, Array]) -> tuple[Array, ...]:
-    """Return the operands of `problem` in its layouts, as canonical views."""
-    return tuple(in_layout(canonical[name], problem.weight_layout if name == "weight" else problem.layout,
-                           name == "weight") for name in problem.operands)
+def canonical(array: Any, layout: str, weights: bool = False) -> Any:
+    """Return a view in canonical axis order of an array whose axes are in the order of `layout`."""
+    position = axis_order(layout, array.ndim - 2, weights)
+    return array.transpose(position) if isinstance(array, np.ndarray) else array.permute(position)
 
 
 def random_operands(problem: Problem, seed: int = 0) -> dict[str, Array]:
@@ -124,10 +124,18 @@ class Cut:
         return replace(conv, **{side: conv.groups * rows})
 
 
+def bound_coefficients(problem: Problem) -> tuple[float, float, float]:
+    """The error bound is linear: a constant, and what multiplies |exact| and sum|a*b|."""
+    zero, one = np.zeros(()), np.ones(())
+    constant = float(error_bound(problem, problem.wrt, zero, zero))
+    return (constant, float(error_bound(problem, problem.wrt, one, zero)) - constant,
+            float(error_bound(problem, problem.wrt, zero, one)) - constant)
+
+
 class Expected:
     """What the float64 reference says about one problem on given operands; checks results in any layout."""
 
-    def __init__(self, problem: Problem, operands: dict[str, Array], seed: int = 0) -> None:
+    def __init__(self, problem: Problem, operands: dict[str, Any], seed: int = 0) -> None:
         self.problem = problem
         self.cut = cut = Cut.of(problem)
         self.matrix = mixing_matrix(cut.channels, problem.flops <= FULL_FLOPS, seed)
@@ -135,37 +143,48 @@ class Expected:
         sums = int((np.abs(self.matrix).sum(axis=1) > 1).sum())
         self.how = "every element" if rows == cut.channels else \
             f"{rows - sums} of {cut.channels} channels element by element, all in {sums} signed sums"
-        conv = cut.smaller(problem.conv, rows)
-        question = plan(Problem(conv, problem.wrt, "float64"), backend="reference")
+        self.conv = cut.smaller(problem.conv, rows)
+        self.exact = self.computed(operands, self.matrix, False)
+        self.magnitude = self.computed(operands, np.abs(self.matrix), True)
 
-        def computed(values: list[Array], matrix: Float64) -> Float64:
-            mixed = [self.mixed(value, matrix, cut.operand_axis, name == "weight") if name == cut.operand
-                     else value.astype(np.float64) for name, value in zip(problem.operands, values)]
-            result = np.empty(conv.shape_of(problem.wrt))
-            question.run(tuple(mixed), (result,), None)
-            return result
+    def computed(self, operands: dict[str, Any], matrix: Float64, magnitude: bool) -> Any:
+        """The reference on mixed operands, or the same sums over absolute values."""
+        mixed = {}
+        for name in self.problem.operands:
+            values = abs(operands[name]) if magnitude else operands[name]
+            mixed[name] = self.mixed(values, matrix, self.cut.operand_axis, name == "weight") \
+                if name == self.cut.operand else self.float64(values)
+        return self.reference(mixed)
 
-        values = [operands[name] for name in problem.operands]
-        self.exact = computed(values, self.matrix)
-        self.magnitude = computed([np.abs(value) for value in values], np.abs(self.matrix))
+    def reference(self, operands: dict[str, Any]) -> Any:
+        question = Problem(self.conv, self.problem.wrt, "float64")
+        result = np.empty(self.conv.shape_of(self.problem.wrt))
+        plan(question, backend="reference").run(tuple(operands[name] for name in question.operands), (result,), None)
+        return result
 
-    def mixed(self, array: Array, matrix: Float64, axis: int, weights: bool) -> Float64:
+    def float64(self, array: Any) -> Any:
+        return array.astype(np.float64)
+
+    def mixed(self, array: Any, matrix: Float64, axis: int, weights: bool) -> Any:
         # The I axis of a weight holds the channels of one group, every other channel axis those of all groups.
         return mix(array, axis, 1 if weights and axis == 1 else self.problem.conv.groups, matrix)
 
-    def check(self, result: Array) -> Verified:
+    def check(self, result: Any) -> Verified:
         """Compare a result (a canonical view); raise WrongResult where it breaks the bound."""
-        problem, wrt = self.problem, self.problem.wrt
-        if result.shape != problem.conv.shape_of(wrt):
-            raise WrongResult(f"the result has shape {result.shape}, not {problem.conv.shape_of(wrt)}")
+        wrt, shape = self.problem.wrt, self.problem.conv.shape_of(self.problem.wrt)
+        if tuple(result.shape) != shape:
+            raise WrongResult(f"the result has shape {tuple(result.shape)}, not {shape}")
         got = self.mixed(result, self.matrix, self.cut.result_axis, wrt == "weight")
-        size = self.mixed(np.abs(result), np.abs(self.matrix), self.cut.result_axis, wrt == "weight")
+        size = self.mixed(abs(result), np.abs(self.matrix), self.cut.result_axis, wrt == "weight")
+        constant, of_size, of_magnitude = bound_coefficients(self.problem)
         with np.errstate(invalid="ignore"):
-            units = np.abs(got - self.exact) / error_bound(problem, wrt, size, self.magnitude)
-        units[np.isnan(units)] = np.inf
-        worst = float(units.max(initial=0.0))
+            units = abs(got - self.exact) / (constant + of_size * size + of_magnitude * self.magnitude)
+        if units.size == 0 if isinstance(units, np.ndarray) else units.numel() == 0:
+            return Verified(0.0, self.how)
+        units[units != units] = math.inf  # NaN is never right here: the operands are finite
+        worst = float(units.max())
         if worst > 1:
-            where = np.unravel_index(int(units.argmax()), units.shape)
+            where = np.unravel_index(int(units.argmax()), tuple(units.shape))
             raise WrongResult(f"off by {worst:.3g} times the error bound at {tuple(map(int, where))} "
-                              f"({self.how}): got {got[where]:.9g}, exact {self.exact[where]:.9g}")
+                              f"({self.how}): got {float(got[where]):.9g}, exact {float(self.exact[where]):.9g}")
         return Verified(worst, self.how)
