@@ -37,15 +37,16 @@ class Call(NamedTuple):
 
 
 CACHE_LIMIT = 4096
+SAME_NAMES: dict[str, str] = {}  # operands whose public name is not their own; transposed calls exchange two
 prepared_calls: dict[Any, Call] = {}
 
 
 def call_key(function: str, arrays: dict[str, Any], parameters: tuple[Any, ...], options: Options,
-             names: dict[str, str] | None = None) -> tuple[Kind, Any]:
+             names: dict[str, str] = SAME_NAMES) -> tuple[Kind, Any]:
     """The array kind, and a key that determines everything but the data."""
-    kind = kind_of({(names or {}).get(name, name): array for name, array in arrays.items()})
-    signature = tuple((array.shape, array.dtype) for array in arrays.values())
-    key = (function, kind.device(arrays), signature, parameters, options)
+    kind = kind_of(arrays, names)
+    signature = tuple([(array.shape, array.dtype) for array in arrays.values()])
+    key = (function, kind.home(arrays), signature, parameters, options)
     try:
         hash(key)
     except TypeError:  # lists among the parameters
@@ -204,17 +205,17 @@ def checked_mask(output_mask: Sequence[bool], out: Sequence[Any] | None) -> tupl
 
 
 def prepare(key: Any, kind: Kind, wrt: str, geometry: Conv, arrays: dict[str, Any], options: Options,
-             names: dict[str, str] | None = None) -> Call:
+             names: dict[str, str] = SAME_NAMES) -> Call:
     """Plan a call and remember it under `key`."""
-    names = names or {}
     formats = {name: kind.format_of(array, names.get(name, name), options.dtype) for name, array in arrays.items()}
     first_name, first = next(iter(formats.items()))
     for name, found in formats.items():
         if found != first:
             raise TypeError(f"all operands must have one dtype: {names.get(first_name, first_name)} is {first}, "
                             f"{names.get(name, name)} is {found}")
-    problem = Problem(geometry, wrt, first, options.out_dtype or "", options.compute or "", options.layout or "",
-                      options.weight_layout or "", kind.device(arrays))
+    device, memory_order = kind.home(arrays)
+    problem = Problem(geometry, wrt, first, options.out_dtype or "", options.compute or "",
+                      options.layout or memory_order or "", options.weight_layout or "", device)
     if options.num_threads is not None:
         checked_ints(options.num_threads, "num_threads", 1, 1)
     if options.max_workspace_bytes is not None:
@@ -239,30 +240,33 @@ def prepare(key: Any, kind: Kind, wrt: str, geometry: Conv, arrays: dict[str, An
 
 
 def ready(kind: Kind, call: Call, arrays: dict[str, Any], outs: tuple[Any, ...], workspace: Any,
-           names: dict[str, str] | None = None) -> Callable[[], tuple[Any, ...]]:
+          names: dict[str, str] = SAME_NAMES) -> Callable[[], tuple[Any, ...]]:
     """Check everything about the arrays of a prepared call and return the function that runs it."""
-    problem = call.plan.problem
-    operands = tuple(
-        kind.operand(array, names.get(name, name) if names else name, order, format_name)
-        for (name, array), order, format_name in zip(arrays.items(), call.operand_orders, call.formats))
+    chosen = call.plan
+    problem = chosen.problem
+    operands = tuple([
+        kind.operand(array, names.get(name, name), order, format_name)
+        for (name, array), order, format_name in zip(arrays.items(), call.operand_orders, call.formats)])
+    like = next(iter(arrays.values()))
     results: list[Any] = []
     for out, shape, wrt in zip(outs, call.result_shapes, problem.results):
         if out is None:
-            out = kind.empty(shape, problem.out_dtype, next(iter(arrays.values())))
+            out = kind.empty(shape, problem.out_dtype, like)
         else:
             label = "out" if len(outs) == 1 else f"out (gradient of {wrt})"
-            others = {names.get(n, n) if names else n: array for n, array in arrays.items()}
-            others.update({f"another out ({k})": earlier for k, earlier in enumerate(results)})
+            others = {names.get(name, name): array for name, array in arrays.items()}
+            others.update({f"another out ({place})": earlier for place, earlier in enumerate(results)})
             kind.check_out(out, shape, problem.out_dtype, label, others)
         results.append(out)
-    targets = tuple(
-        kind.operand(result, "out", order, problem.out_dtype) for result, order in zip(results, call.result_orders))
+    targets = tuple([
+        kind.operand(result, "out", order, problem.out_dtype) for result, order in zip(results, call.result_orders)])
     if workspace is not None:
-        everything = {**arrays, **{f"out[{k}]": result for k, result in enumerate(results)}}
-        kind.check_workspace(workspace, call.plan.workspace_bytes, everything)
+        everything = {**arrays, **{f"out[{place}]": result for place, result in enumerate(results)}}
+        kind.check_workspace(workspace, chosen.workspace_bytes, everything)
+        workspace = kind.workspace_view(workspace)
 
     def run() -> tuple[Any, ...]:
-        call.plan.run(operands, targets, workspace)
-        return tuple(results)
+        chosen.run(operands, targets, workspace)
+        return tuple([kind.returned(result, like) for result in results])
 
     return run

@@ -262,12 +262,12 @@ class Problem:
     def __hash__(self) -> int:  # computed once: a Problem is the key of the plan cache
         return self._hash
 
-    @property
+    @cached_property
     def results(self) -> tuple[str, ...]:
         """The asked results, in the order in which `Plan.run` takes their outputs."""
         return tuple(self.wrt.split("+"))
 
-    @property
+    @cached_property
     def operands(self) -> tuple[str, ...]:
         """Names of the operands in the order in which `Plan.run` takes them: grad_output, input, weight."""
         needed = {name for wrt in self.results for name in OPERANDS[wrt]}

@@ -13,8 +13,8 @@ from ..problem import DTYPES, LONG_DTYPE
 Array = npt.NDArray[Any]
 
 
-def device(arrays: dict[str, Array]) -> str:
-    return "cpu"
+def home(arrays: dict[str, Array]) -> tuple[str, str | None]:
+    return "cpu", None
 
 
 def accepts(array: object) -> bool:
@@ -57,6 +57,10 @@ def empty(shape: tuple[int, ...], format_name: str, like: Array) -> Array:
     return np.empty(shape, storage_dtype(format_name))
 
 
+def returned(result: Array, like: Array) -> Array:
+    return result
+
+
 def check_out(out: object, shape: tuple[int, ...], format_name: str, name: str, operands: dict[str, Array]) -> None:
     """Refuse an output array that cannot receive the result."""
     if not isinstance(out, np.ndarray):
@@ -88,3 +92,7 @@ def check_workspace(workspace: object, needed: int, operands: dict[str, Array]) 
     for name, array in operands.items():
         if np.may_share_memory(workspace, array):
             raise ValueError(f"workspace overlaps {name} in memory")
+
+
+def workspace_view(workspace: Array) -> Array:
+    return workspace
