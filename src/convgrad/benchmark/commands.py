@@ -23,10 +23,10 @@ from .rows import Choice, Row, failed, measure
 def add_commands(subparsers: Any) -> None:
     """Add the commands to the `convgrad` command line; each sets `run` to its function."""
     bench = subparsers.add_parser("bench", help="time the gradients of real layers, verified, beside a peer")
-    bench.add_argument("set", nargs="?", default="core", help=f"one of {', '.join(known_sets())}, or a .txt file of layers")
+    bench.add_argument("set", nargs="?", default="core", help=f"{', '.join(known_sets())}, or a .txt file of layers")
     bench.add_argument("--dtype", default="f32,bf16,f16", help="number formats, comma-separated (default: %(default)s)")
     bench.add_argument("--gradient", default=",".join(GRADIENTS), help="comma-separated (default: %(default)s)")
-    bench.add_argument("--filter", default="", help="only layers whose name, class or model contains one of these words")
+    bench.add_argument("--filter", default="", help="only layers with one of these words in name, class or model")
     bench.add_argument("--peer", choices=("torch", "none"), default="torch", help="whom to compare with")
     bench.add_argument("--layout", choices=LAYOUTS, help="measure ours in this layout only (default: both)")
     bench.add_argument("--threads", type=int, default=cores(), help="for both sides (default: all cores, %(default)s)")

@@ -7,8 +7,8 @@ the gradient of, with input and output exchanged; its two gradients are then
     gradient of its input   =  `conv …`         of (its grad_output, its weight)
     gradient of its weight  =  `weight_grad …`  with grad_output = its input and input = its grad_output
 
-so a line that begins with `conv` is a transposed layer. `n`, `k`, `c` of the string are batch, the layer's input channels
-and the layer's output channels in that case. A conv_tbc layer carries its layout, `TBC` with weights `LIO`.
+so a line that begins with `conv` is a transposed layer; its `k` are then the layer's input channels, its `c` the output
+channels. A conv_tbc layer carries its layout, `TBC` with weights `LIO`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def parse_layers(text: str, source: str) -> list[Layer]:
         except (ValueError, TypeError) as error:
             raise ValueError(f"{source}:{number}: {error}") from None
         if problem.wrt not in ("input", "output"):
-            raise ValueError(f"{source}:{number}: a layer begins with input_grad or (transposed) conv, got {question!r}")
+            raise ValueError(f"{source}:{number}: a layer begins with input_grad or conv, got {question!r}")
         if any(layer.name == name for layer in layers):
             raise ValueError(f"{source}:{number}: the name {name!r} is used twice")
         layers.append(Layer(name, kind, model, problem))

@@ -61,11 +61,14 @@ def versions() -> dict[str, str]:
 def commit() -> str | None:
     """Return the commit of the source checkout, with "+" for local changes; None outside a checkout."""
     here = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
     try:
-        head = subprocess.run(["git", "-C", str(here), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True,
-                              check=True).stdout.strip()
-        changed = subprocess.run(["git", "-C", str(here), "status", "--porcelain", "-uno"], capture_output=True,
-                                 text=True, check=True).stdout.strip()
+        # An installed package may lie below somebody else's repository: it must be a tracked file of its own.
+        git("ls-files", "--error-unmatch", __file__)
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return head + ("+" if changed else "")

@@ -1,10 +1,10 @@
 """Give AMX back to a peer that cannot see it.
 
 Some virtual machines announce AMX (CPUID leaf 7) and enable its registers (XCR0), but hide leaf 0x1D, which lists the
-tile palettes. oneDNN then configures palette 0 and its first bf16 product dies with an illegal instruction. A comparison
-against a crash, or against a peer without AMX, would flatter us: so, inside the peer's own process, the cached answers
-of oneDNN's leaf 0x1D queries are set to what every AMX processor so far answers. Where that cannot be done, AMX is
-switched off for the peer, and its rows say so.
+tile palettes. oneDNN then configures palette 0 and its first bf16 product dies with an illegal instruction. To compare
+with a crash, or with a peer without AMX, would flatter us: so, inside the peer's own process, the cached answers of
+oneDNN's leaf 0x1D queries are set to what every AMX processor so far answers. Where that cannot be done, AMX is switched
+off for the peer, and the results say so.
 """
 
 from __future__ import annotations

@@ -104,7 +104,8 @@ def prepare(problem: Problem, transposed: bool, way: str, operands: dict[str, An
         extra = [0] * conv.axes
 
     def run() -> Any:
-        return backward(dy, x, w, None, conv.stride, padding, conv.dilation, transposed, extra, conv.groups, mask)[place]
+        results = backward(dy, x, w, None, conv.stride, padding, conv.dilation, transposed, extra, conv.groups, mask)
+        return results[place]
 
     return Prepared(run, 1.0, note)
 

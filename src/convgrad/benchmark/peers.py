@@ -90,7 +90,7 @@ class Peer:
     def start(self) -> subprocess.Popen[str]:
         package_root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
-        self.errors = tempfile.TemporaryFile("w+")
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (lives as long as the process)
         self.process = subprocess.Popen(
             [sys.executable, "-m", f"convgrad.benchmark.peer_{self.name}", str(self.threads)], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=self.errors, text=True,

@@ -79,8 +79,8 @@ def heading(results: dict[str, Any]) -> list[str]:
                  f"{ceilings['copy_bytes'] / 1e9:.3g} GB/s copy ({ceilings['how']}).")
     if peer:
         note = f" ({peer['note']})" if peer.get("note") else ""
-        lines.append(f"Peer: {peer['name']} {peer.get('version', '')}{note}, the faster of its layouts; ratio = its time "
-                     "over ours in the same layout, above 1 we are faster, ~ from a part of the problem.")
+        lines.append(f"Peer: {peer['name']} {peer.get('version', '')}{note}, the faster of its layouts. Ratio = its time "
+                     "over ours in the same layout: above 1 we are faster; ~ means estimated, see the remarks.")
     lines.append("Every row was compared with the float64 reference before it was timed; error is in units of the "
                  "contract's error bound (1 would be the limit). Times are medians, with quartiles.")
     if results["skipped"]:
@@ -110,12 +110,13 @@ def print_tables(results: dict[str, Any], console: Console, most: int = 40) -> N
     rows = sorted_rows(results["rows"])
     bad = [row for row in rows if our_time(row) is None or failed(row) or (row["ratio"] or 1) < 1]
     shown = rows[:max(most, len(bad))]
-    for line in heading(results):
-        console.print(line.replace("`", ""), style="dim")
+    for sentence in heading(results):
+        console.print(sentence.replace("`", ""), style="dim", markup=False, highlight=False)
     table = Table(title=f"{len(shown)} of {len(rows)} rows, lost ones first")
     for title in ROW_HEAD:
-        table.add_column(title, justify="left" if title in ("layer", "class", "dtype", "gradient", "remarks") else "right",
-                         overflow="fold", no_wrap=title in ("layer", "ratio", "ours ms"))
+        words = title in ("layer", "class", "dtype", "gradient", "remarks")
+        table.add_column(title, justify="left" if words else "right", overflow="fold",
+                         no_wrap=title in ("layer", "ratio", "ours ms"))
     for row in shown:
         style = "red" if row in bad else "green" if row["ratio"] else ""
         table.add_row(*row_cells(row), style=style)

@@ -66,7 +66,7 @@ def our_time(row: Row) -> dict[str, Any] | None:
 
 
 def summaries(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """One line per class, number format and gradient: how many rows, mean and worst ratio, mean share of the ceiling."""
+    """One line per class, number format and gradient: rows, mean and worst ratio, mean share of the ceiling."""
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["class"], row["dtype"], row["gradient"]), []).append(row)

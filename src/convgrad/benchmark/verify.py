@@ -41,10 +41,15 @@ class Verified:
     how: str
 
 
+def memory_order(layout: str, axes: int, weights: bool = False) -> list[int]:
+    """Return the canonical axes in the order in which `layout` has them."""
+    position = axis_order(layout, axes, weights)
+    return sorted(range(axes + 2), key=position.__getitem__)
+
+
 def in_layout(array: Array, layout: str, weights: bool = False) -> Array:
     """Return a contiguous copy of a canonical array with its axes in the order of `layout`."""
-    position = axis_order(layout, array.ndim - 2, weights)
-    return np.ascontiguousarray(array.transpose(sorted(range(array.ndim), key=position.__getitem__)))
+    return np.ascontiguousarray(array.transpose(memory_order(layout, array.ndim - 2, weights)))
 
 
 def canonical(array: Any, layout: str, weights: bool = False) -> Any:
@@ -120,8 +125,9 @@ class Cut:
 
     def smaller(self, conv: Conv, rows: int) -> Conv:
         """The same geometry with `rows` instead of `channels` in every group."""
-        side = {"in": "in_channels", "out": "out_channels"}[self.conv_side]
-        return replace(conv, **{side: conv.groups * rows})
+        if self.conv_side == "in":
+            return replace(conv, in_channels=conv.groups * rows)
+        return replace(conv, out_channels=conv.groups * rows)
 
 
 def bound_coefficients(problem: Problem) -> tuple[float, float, float]:
@@ -184,7 +190,7 @@ class Expected:
         units[units != units] = math.inf  # NaN is never right here: the operands are finite
         worst = float(units.max())
         if worst > 1:
-            where = np.unravel_index(int(units.argmax()), tuple(units.shape))
-            raise WrongResult(f"off by {worst:.3g} times the error bound at {tuple(map(int, where))} "
+            where = tuple(map(int, np.unravel_index(int(units.argmax()), tuple(units.shape))))
+            raise WrongResult(f"off by {worst:.3g} times the error bound at {where} "
                               f"({self.how}): got {float(got[where]):.9g}, exact {float(self.exact[where]):.9g}")
         return Verified(worst, self.how)
