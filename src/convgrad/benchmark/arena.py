@@ -41,7 +41,7 @@ class Arena(Protocol):
         """Least time the device needs for a problem."""
 
     def prepare(self, problem: Problem) -> None:
-        """Make operands for a problem in channels-first order and compute what the reference expects."""
+        """Take a problem in channels-first order as the next one; forget the last one's operands."""
 
     def ours(self, problem: Problem, layout: str) -> Entry:
         """Verify our result for the prepared problem in the layouts of `problem`."""
@@ -91,13 +91,13 @@ class CpuArena:
         return self.ceilings.seconds(problem)
 
     def prepare(self, problem: Problem) -> None:
-        self.operands, self.expected = {}, None  # free the last ones first
-        self.operands = random_operands(problem)
-        self.expected = Expected(problem, self.operands)
+        self.problem, self.expected = problem, None
 
     def ours(self, problem: Problem, layout: str) -> Entry:
-        assert self.expected is not None
         chosen = plan(problem, backend=self.backend, num_threads=self.threads)
+        if self.expected is None:  # not before we know that the problem can be run
+            self.operands = random_operands(self.problem)
+            self.expected = Expected(self.problem, self.operands)
         placed = {name: in_layout(self.operands[name], problem.weight_layout if name == "weight" else problem.layout,
                                   name == "weight") for name in problem.operands}
         call = public_call(problem, placed, self.backend, self.threads)

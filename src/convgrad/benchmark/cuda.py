@@ -116,17 +116,17 @@ class CudaArena:
         return max(problem.flops / flops, problem.min_bytes / self.ceilings.copy_bytes)
 
     def prepare(self, problem: Problem) -> None:
-        torch = self.torch
-        self.operands, self.expected = {}, None
-        torch.cuda.empty_cache()
-        torch.manual_seed(0)
-        self.operands = {name: (torch.rand(problem.shape_of_operand(name), device="cuda") * 2 - 1).to(
-            getattr(torch, problem.dtype)) for name in problem.operands}
-        self.expected = TorchExpected(problem, self.operands)
+        self.problem, self.operands, self.expected = problem, {}, None
+        self.torch.cuda.empty_cache()
 
     def ours(self, problem: Problem, layout: str) -> Entry:
-        assert self.expected is not None
+        torch = self.torch
         chosen = plan(problem, backend=self.backend)
+        if self.expected is None:
+            torch.manual_seed(0)
+            self.operands = {name: (torch.rand(problem.shape_of_operand(name), device="cuda") * 2 - 1).to(
+                getattr(torch, problem.dtype)) for name in problem.operands}
+            self.expected = TorchExpected(self.problem, self.operands)
         placed = {name: self.placed(name, problem) for name in problem.operands}
         call = public_call(problem, placed, self.backend, None)
         weights = problem.wrt == "weight"

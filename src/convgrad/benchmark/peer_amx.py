@@ -3,8 +3,8 @@
 Some virtual machines announce AMX (CPUID leaf 7) and enable its registers (XCR0), but hide leaf 0x1D, which lists the
 tile palettes. oneDNN then configures palette 0 and its first bf16 product dies with an illegal instruction. To compare
 with a crash, or with a peer without AMX, would flatter us: so, inside the peer's own process, the cached answers of
-oneDNN's leaf 0x1D queries are set to what every AMX processor so far answers. Where that cannot be done, AMX is switched
-off for the peer, and the results say so.
+oneDNN's leaf 0x1D queries are set to what every AMX processor so far answers. Where that cannot be done, AMX is off for
+the peer, and the results say so.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ def heading(results: dict[str, Any]) -> list[str]:
                  f"{ceilings['copy_bytes'] / 1e9:.3g} GB/s copy ({ceilings['how']}).")
     if peer:
         note = f" ({peer['note']})" if peer.get("note") else ""
-        lines.append(f"Peer: {peer['name']} {peer.get('version', '')}{note}, the faster of its layouts. Ratio = its time "
-                     "over ours in the same layout: above 1 we are faster; ~ means estimated, see the remarks.")
+        lines.append(f"Peer: {peer['name']} {peer.get('version', '')}{note}, the faster of its layouts. Ratio = its "
+                     "time over ours in the same layout: above 1 we are faster; ~ means estimated, see the remarks.")
     lines.append("Every row was compared with the float64 reference before it was timed; error is in units of the "
                  "contract's error bound (1 would be the limit). Times are medians, with quartiles.")
     if results["skipped"]:
