@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from convgrad.backends import reference
-from convgrad.benchmark import ceilings, peer_amx, verify
+from convgrad.benchmark import ceilings, judge, peer_amx
 from convgrad.benchmark.arena import CpuArena
 from convgrad.benchmark.commands import main
+from convgrad.benchmark.judge import Expected, WrongResult, canonical, in_layout, random_operands
 from convgrad.benchmark.layers import CLASSES, GRADIENTS, class_of, layer_of, load_layers, parse_layers, select
 from convgrad.benchmark.machine import cpu_info
 from convgrad.benchmark.peers import Peer, PeerFailed
@@ -23,7 +24,6 @@ from convgrad.benchmark.report import markdown, sorted_rows
 from convgrad.benchmark.results import SCHEMA, document, geometric_mean, load, save, summaries
 from convgrad.benchmark.rows import Choice, compare, failed, measure_row
 from convgrad.benchmark.timing import Contestant, alternate, quartiles
-from convgrad.benchmark.verify import Expected, WrongResult, canonical, in_layout, random_operands
 from convgrad.call import prepared_calls
 from convgrad.plan import BACKENDS, clear_plan_cache, plan
 from convgrad.problem import Plan, Problem
@@ -109,7 +109,7 @@ def test_bad_lines_are_named(line: str, message: str) -> None:
 def test_right_results_pass_and_wrong_elements_do_not(name: str, gradient: str, dtype: str, whole: bool,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     if not whole:
-        monkeypatch.setattr(verify, "FULL_FLOPS", 0)
+        monkeypatch.setattr(judge, "FULL_FLOPS", 0)
     problem = LAYERS[name].question(gradient, dtype, "channels_first")
     operands = random_operands(problem)
     expected = Expected(problem, operands)

@@ -10,11 +10,11 @@ from .. import api
 from ..plan import plan
 from ..problem import Plan, Problem
 from .ceilings import Ceilings, measure_ceilings
+from .judge import Expected, Verified, canonical, in_layout, random_operands
 from .layers import Layer
 from .machine import describe_machine
 from .peers import Peer
 from .timing import REST_SECONDS, Contestant, clocked
-from .verify import Expected, Verified, canonical, in_layout, random_operands
 
 OURS = "convgrad"
 

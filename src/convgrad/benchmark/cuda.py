@@ -14,12 +14,12 @@ from ..plan import plan
 from ..problem import SPATIAL_LETTERS, Problem
 from .arena import OURS, Entry, public_call
 from .ceilings import Ceilings
+from .judge import Expected, Float64, canonical, memory_order
 from .layers import Layer
 from .machine import describe_machine
 from .peer_torch import prepare, ways
 from .peers import PeerFailed
 from .timing import Contestant
-from .verify import Expected, Float64, canonical, memory_order
 
 FLUSH_BYTES = 256 << 20  # written before every timed run: larger than the L2 cache of any GPU
 MATRIX = 8192

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -115,7 +116,8 @@ class Peer:
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
-                    pipe.close()
+                    with contextlib.suppress(BrokenPipeError):  # of a request that it did not live to read
+                        pipe.close()
         if self.errors is not None:
             self.errors.close()
             self.errors = None

@@ -9,10 +9,10 @@ from typing import Any
 
 from ..problem import DTYPES, Problem, Unsupported
 from .arena import Arena
+from .judge import WrongResult
 from .layers import GRADIENTS, Layer
 from .peers import PeerFailed
 from .timing import Contestant, alternate
-from .verify import WrongResult
 
 Row = dict[str, Any]
 
