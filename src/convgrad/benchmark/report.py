@@ -42,11 +42,8 @@ def row_cells(row: Row) -> list[str]:
     entry, peer = our_time(row), row["peer"] or {}
     remarks = list(peer.get("notes", ()))
     remarks += [f"peer: {peer['error']}"] if peer.get("error") else []
-    remarks += [f"{SHORT[layout]}: {e['error']}" for layout, e in row["ours"].items() if "error" in e]
-    peer_text = ""
-    if peer.get("ways"):
-        peer_text = f"{ms(peer['ways'][peer['best']]['median_s'])} {SHORT[peer['best']]}" if "best" in peer else \
-            ms(min(way["median_s"] for way in peer["ways"].values()))
+    remarks += dict.fromkeys(e["error"] for e in row["ours"].values() if "error" in e)
+    peer_text = f"{ms(peer['ways'][peer['best']]['median_s'])} {SHORT[peer['best']]}" if "best" in peer else ""
     start = [ratio_text(row), row["layer"], row["class"], row["dtype"], row["gradient"]]
     if entry is None:
         return [*start, "WRONG" if failed(row) else "refused", "", "", "", "", peer_text, "", "; ".join(remarks)]

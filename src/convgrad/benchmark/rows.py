@@ -61,7 +61,7 @@ def measure_row(layer: Layer, gradient: str, dtype: str, choice: Choice, arena: 
         try:
             entry = arena.ours(problem, name)
         except (Unsupported, WrongResult) as error:
-            row["ours"][name] = {"error": str(error), "wrong": isinstance(error, WrongResult)}
+            row["ours"][name] = {"error": reason_of(error), "wrong": isinstance(error, WrongResult)}
             continue
         contestants.append(entry.contestant)
         row["ours"][name] = {"backend": entry.plan.backend, "kernel": entry.plan.kernel,
@@ -73,6 +73,12 @@ def measure_row(layer: Layer, gradient: str, dtype: str, choice: Choice, arena: 
         row["ours"][contestant.layout].update(contestant.summary())
     compare(row)
     return row
+
+
+def reason_of(error: Exception) -> str:
+    """Why there is no time of ours: what the fast backends said, or what was wrong."""
+    reasons = error.reasons if isinstance(error, Unsupported) else {}
+    return "; ".join(f"{backend}: {why}" for backend, why in reasons.items() if backend != "reference") or str(error)
 
 
 def meet_peers(layer: Layer, problem: Problem, arena: Arena) -> tuple[list[Contestant], Row | None]:
@@ -101,13 +107,15 @@ def compare(row: Row) -> None:
     for entry in timed.values():
         entry["gflops"] = row["flops"] / entry["median_s"] / 1e9
         entry["of_ceiling"] = row["ceiling_s"] / entry["median_s"]
-    if not timed or not row["peer"] or not row["peer"]["ways"]:
+    ways = (row["peer"] or {}).get("ways")
+    if not ways:
         return
-    ways = row["peer"]["ways"]
     best = min(ways, key=lambda way: float(ways[way]["median_s"]))
-    layout = best if best in timed else min(timed, key=lambda name: float(timed[name]["median_s"]))
     row["peer"].update(best=best, gflops=row["flops"] / ways[best]["median_s"] / 1e9,
                        estimated="scaled" in ways[best])
+    if not timed:
+        return
+    layout = best if best in timed else min(timed, key=lambda name: float(timed[name]["median_s"]))
     row["ratio"], row["ratio_layout"] = ways[best]["median_s"] / timed[layout]["median_s"], layout
 
 
