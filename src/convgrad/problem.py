@@ -205,8 +205,13 @@ class Conv:
 
 def checked_padding(padding: object, axes: int) -> tuple[tuple[int, int], ...]:
     """Return (low, high) per axis from an int, one int per axis, or one pair per axis."""
-    if not isinstance(padding, Sequence) or isinstance(padding, str):
+    if hasattr(padding, "tolist"):
+        padding = padding.tolist()
+    if hasattr(padding, "__index__"):
         return tuple((p, p) for p in checked_ints(padding, "padding", axes, 0))
+    if not isinstance(padding, Sequence) or isinstance(padding, str):
+        raise TypeError("padding must be an integer, one integer or one (low, high) pair per axis, or a word, "
+                        f"got {padding!r}")
     if len(padding) != axes:
         raise ValueError(f"padding must have one value or one (low, high) pair per spatial axis ({axes}), "
                          f"got {len(padding)}: {tuple(padding)}")

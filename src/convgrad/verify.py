@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -140,3 +142,16 @@ def poisoned(shape: tuple[int, ...], format_name: str) -> Array:
 # Large and odd enough that sums of test operands do not hit it, and exact in its format.
 POISON = {"float64": -9.5e299, "float32": -1.5 * 2.0**120, "bfloat16": -1.5 * 2.0**120, "float16": -49152.0,
           "float8_e4m3fn": -416.0, "float8_e5m2": -49152.0, "hifloat8": -24576.0}
+
+
+@cache
+def geometry_sets() -> dict[str, tuple[Problem, ...]]:
+    """The named sets of the package's own list of geometries, `data/geometries.txt`."""
+    sets: dict[str, list[Problem]] = {}
+    name = ""
+    for line in (Path(__file__).parent / "data" / "geometries.txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            name = line.strip("[]")
+        elif line and not line.startswith("#"):
+            sets.setdefault(name, []).append(Problem.parse(line))
+    return {name: tuple(problems) for name, problems in sets.items()}
