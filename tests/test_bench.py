@@ -336,7 +336,7 @@ def test_hidden_palettes_without_symbols_switch_amx_off(monkeypatch: pytest.Monk
 def made_up_row(name: str, kind: str, ours: float, peer: float | None, **peer_entry: object) -> dict:
     times = {"median_s": ours, "q1_s": ours, "q3_s": ours, "best_s": ours, "runs": 3, "verified": "every element",
              "worst_error": 0.5, "kernel": "k", "backend": "b"}
-    ways = {"channels_last": {"median_s": peer, **peer_entry}} if peer else {}
+    ways = {"channels_last": {"median_s": peer, "best_s": peer, **peer_entry}} if peer else {}
     row = {"layer": name, "class": kind, "model": "m", "gradient": "input_grad", "dtype": "f32", "problem": "p",
            "flops": 10**9, "min_bytes": 10, "ceiling_s": 0.005, "ratio": None, "ours":
            {"channels_first": dict(times), "channels_last": dict(times)},
