@@ -23,7 +23,7 @@ from .rows import Choice, Row, failed, measure
 SECONDS = 0.1             # of running time per contestant
 LIMIT_SECONDS = 95.0      # for all rows of one device
 REFERENCE_FLOPS = 1e8     # size of a layer for the reference, which is there to be right and not to be fast
-HEAD = ("layer", "model", "dtype", "gradient", "kernel", "error", "ms", "GFLOP/s", "of ceiling", "vs torch")
+HEAD = ("layer", "dtype", "gradient", "kernel", "error", "ms", "GFLOP/s", "of ceiling", "vs torch")
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,9 @@ def measure_and_print(stage: Stage, arena: Arena, console: Console) -> int:
 def table_of(stage: Stage, rows: list[Row]) -> Table:
     table = Table(title=f"backend {stage.backend} on {stage.device}: gradients proved against float64, then timed")
     for title in HEAD:
-        table.add_column(title, justify="left" if HEAD.index(title) < 5 else "right", overflow="fold")
+        table.add_column(title, justify="left" if HEAD.index(title) < 4 else "right", overflow="fold")
     for row in rows:
-        start = [row["layer"], row["model"], row["dtype"], row["gradient"]]
+        start = [row["layer"], row["dtype"], row["gradient"]]
         entry = our_time(row)
         if entry is None:
             errors = "; ".join(e["error"] for e in row["ours"].values() if "error" in e)
