@@ -54,7 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        args = make_parser(words).parse_args(words)
+        parser = make_parser(words)
+        args, unknown = parser.parse_known_args(words)
+        if unknown and args.run is not not_available:
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         code: int = args.run(args)
         return code
     except Unsupported as error:
@@ -116,7 +119,6 @@ def add_other_commands(commands: Any, words: Sequence[str]) -> None:
         except ImportError as error:
             for name in (name for name, module in COMMANDS.items() if module == module_name):
                 missing = commands.add_parser(name, add_help=False, help=f"not available here: {error}")
-                missing.add_argument("rest", nargs=argparse.REMAINDER)
                 missing.set_defaults(run=not_available, command=name, reason=str(error))
             continue
         module.add_commands(commands)
