@@ -4,7 +4,7 @@ Reads one JSON request per line and answers with one JSON line. A crash of the p
 
     {"do": "describe"}                                            -> {"version": …, "note": …}
     {"do": "prepare", "way": …, "problem": …, "transposed": …, "max_seconds": …}  -> {"scale": …, "note": …}
-    {"do": "time", "way": …, "repeats": …}                        -> {"seconds": […]}
+    {"do": "time", "way": …, "repeats": …, "clock": …}            -> {"seconds": […]}
     {"do": "forget"}                                              -> {}
 """
 
@@ -151,7 +151,7 @@ def answer(request: dict[str, Any], prepared: dict[str, Prepared], note: str) ->
         return {"scale": prepared[way].scale, "note": "; ".join(notes)}
     if request["do"] == "time":
         with torch.no_grad():
-            return {"seconds": clocked(prepared[request["way"]].run, request["repeats"])}
+            return {"seconds": clocked(prepared[request["way"]].run, request["repeats"], request["clock"])}
     prepared.clear()
     return {}
 

@@ -29,8 +29,8 @@ class PeerFailed(Exception):
 class Peer:
     """A peer in its own process; a crashed one is started again for the next problem."""
 
-    def __init__(self, name: str, threads: int, max_seconds: float = MAX_SECONDS) -> None:
-        self.name, self.threads, self.max_seconds = name, threads, max_seconds
+    def __init__(self, name: str, threads: int, clock: str = "wall", max_seconds: float = MAX_SECONDS) -> None:
+        self.name, self.threads, self.clock, self.max_seconds = name, threads, clock, max_seconds
         self.process: subprocess.Popen[str] | None = None
         self.errors: IO[str] | None = None
 
@@ -63,7 +63,8 @@ class Peer:
 
     def turn_of(self, way: str) -> Any:
         def turn(repeats: int) -> list[float]:
-            seconds: list[float] = self.ask({"do": "time", "way": way, "repeats": repeats})["seconds"]
+            seconds: list[float] = self.ask({"do": "time", "way": way, "repeats": repeats,
+                                                "clock": self.clock})["seconds"]
             return seconds
         return turn
 
