@@ -89,6 +89,10 @@ def invalid(message: str) -> Refusal:
     return Refusal(INVALID, message)
 
 
+def inner(message: str) -> Refusal:
+    return Refusal(INNER_NULLPTR, message)
+
+
 def check_pointers(call: Call) -> Checked:
     """Required arguments are not None, outputMask has 3 entries, every result in the mask has a tensor."""
     for name in ("gradOutput", "input", "weight", "stride", "padding", "dilation", "outputPadding", "outputMask"):
@@ -159,8 +163,8 @@ def all_one_format(tensors: list[tuple[str, Descriptor | None]], result: str) ->
 def check_8bit_weight_gradient(args: Checked, grad_weight: Descriptor) -> None:
     call = args.call
     if args.input.dtype is not HIF8:
-        raise invalid(f"gradWeight cannot be computed from {type_name(args.input.dtype)}, of the 8-bit formats only from "
-                      "HIFLOAT8")
+        raise invalid(f"gradWeight cannot be computed from {type_name(args.input.dtype)}, of the 8-bit formats only "
+                      "from HIFLOAT8")
     if grad_weight.dtype is not aclDataType.ACL_FLOAT:
         raise invalid(f"gradWeight of HIFLOAT8 tensors must be FLOAT, got {type_name(grad_weight.dtype)}")
     if call.groups != 1:
@@ -219,8 +223,8 @@ def check_lengths(args: Checked) -> None:
     for name, values, four in (("stride", args.stride, False), ("padding", args.padding, True),
                                ("dilation", args.dilation, False), ("outputPadding", args.output_padding, True)):
         if len(values) != axes and not (four and axes == 2 and len(values) == 4):
-            raise invalid(f"{name} must have {axes} values{' (or 4)' if four and axes == 2 else ''} for weight of shape "
-                          f"{args.weight.shape}, got {values}")
+            raise invalid(f"{name} must have {axes} values{' (or 4)' if four and axes == 2 else ''} for weight of "
+                          f"shape {args.weight.shape}, got {values}")
 
 
 def check_shapes(args: Checked) -> None:
@@ -248,11 +252,12 @@ def check_channels(args: Checked) -> None:
     call, groups = args.call, args.call.groups
     outer, inner = ("input", "gradOutput") if call.transposed else ("gradOutput", "input")
     if args.conv_output.shape[1] != args.weight.shape[0]:
-        raise invalid(f"{outer} has {args.conv_output.shape[1]} channels, but weight of shape {args.weight.shape} makes "
-                      f"{args.weight.shape[0]}")
+        raise invalid(f"{outer} has {args.conv_output.shape[1]} channels, but weight of shape {args.weight.shape} "
+                      f"makes {args.weight.shape[0]}")
     in_channels = args.conv_input.shape[1]
     if in_channels % args.weight.shape[1]:
-        raise invalid(f"{inner} has {in_channels} channels, which weight.shape[1]={args.weight.shape[1]} does not divide")
+        raise invalid(f"{inner} has {in_channels} channels, which weight.shape[1]={args.weight.shape[1]} does not "
+                      "divide")
     if in_channels // args.weight.shape[1] != groups:
         raise invalid(f"{inner} has {in_channels} channels and weight.shape[1] is {args.weight.shape[1]}: that makes "
                       f"{in_channels // args.weight.shape[1]} groups, but groups={groups}")
@@ -276,7 +281,8 @@ def check_spatial(args: Checked) -> None:
                           f"{numbers}")
         expected = (size + before + after - span) // args.stride[axis] + 1
         if args.conv_output.shape[2 + axis] != expected:
-            raise invalid(f"{small} must have the extent {expected}, got {args.conv_output.shape[2 + axis]}, on {numbers}")
+            raise invalid(f"{small} must have the extent {expected}, got {args.conv_output.shape[2 + axis]}, on "
+                          f"{numbers}")
 
 
 def check_product_shapes(args: Checked) -> None:
@@ -305,23 +311,24 @@ def check_kernels(args: Checked) -> None:
     if not call.strict:
         return
     letters = SPATIAL_LETTERS[args.spatial]
-    values = {"weight": [(extent,) for extent in args.weight.shape[2:]], "stride": [(step,) for step in args.stride],
-              "padding": list(args.pads), "dilation": [(step,) for step in args.dilation]}
+    values: dict[str, list[tuple[int, ...]]] = {
+        "weight": [(extent,) for extent in args.weight.shape[2:]], "stride": [(step,) for step in args.stride],
+        "padding": list(args.pads), "dilation": [(step,) for step in args.dilation]}
     for limit in facts.limits:
         if not limit.applies(args.spatial, call.transposed):
             continue
         for letter, found in zip(letters, values[limit.argument]):
             if letter in limit.axes and not all(limit.low <= value <= limit.high for value in found):
-                raise Refusal(INNER_NULLPTR, f"{limit.argument} has {found[0] if len(found) == 1 else found} on {letter}, but "
-                                             f"{facts.title} takes [{limit.low}, {limit.high}]")
+                raise inner(f"{limit.argument} has {found[0] if len(found) == 1 else found} on {letter}, but "
+                            f"{facts.title} takes [{limit.low}, {limit.high}]")
     if call.groups > MAX_GROUPS:
-        raise Refusal(INNER_NULLPTR, f"groups={call.groups} is more than {MAX_GROUPS}")
+        raise inner(f"groups={call.groups} is more than {MAX_GROUPS}")
     if args.mask[0] and not call.transposed and args.input.dtype in BYTE_FORMATS:
-        raise Refusal(INNER_NULLPTR, f"gradInput of a normal convolution from {type_name(args.input.dtype)} has no kernel "
-                                     "since 2026-01-29; strict=False computes it")
+        raise inner(f"gradInput of a normal convolution from {type_name(args.input.dtype)} has no kernel since "
+                    "2026-01-29; strict=False computes it")
     if args.mask[2] and args.grad_output.dtype in BYTE_FORMATS:
-        raise Refusal(INNER_NULLPTR, f"gradBias cannot be summed in {type_name(args.grad_output.dtype)}, only in FLOAT, "
-                                     "FLOAT16 and BFLOAT16")
+        raise inner(f"gradBias cannot be summed in {type_name(args.grad_output.dtype)}, only in FLOAT, FLOAT16 and "
+                    "BFLOAT16")
 
 
 def check_empty(args: Checked) -> None:
@@ -337,8 +344,8 @@ def check_empty(args: Checked) -> None:
             raise invalid(f"biasSizes must be [{expected}] for empty tensors when gradBias is asked for, got "
                           f"{call.biasSizes}")
     if args.mask[0] and args.input.shape[0] and args.input.shape[1]:
-        raise invalid(f"input of shape {args.input.shape} may only be empty by its batch or its channels when gradInput is "
-                      "asked for")
+        raise invalid(f"input of shape {args.input.shape} may only be empty by its batch or its channels when "
+                      "gradInput is asked for")
     check_lengths(args)
     if weight[0] % groups:
         raise invalid(f"groups={groups} does not divide weight.shape[0]={weight[0]}")

@@ -39,6 +39,12 @@ class Checked(NamedTuple):
     grad_bias: Descriptor
     call: Call
 
+    @property
+    def named(self) -> list[tuple[str, Descriptor]]:
+        """The tensors by argument name."""
+        return list(zip(TENSORS, (self.grad_output, self.input, self.weight, self.bias, self.grad_input,
+                                  self.grad_weight, self.grad_bias)))
+
 
 def aclnnConvTbcBackwardGetWorkspaceSize(
         self: aclTensor | None, input: aclTensor | None, weight: aclTensor | None, bias: aclTensor | None, pad: int,
@@ -96,13 +102,15 @@ def check_pointers(call: Call) -> Checked:
     for name, tensor in zip(TENSORS, call.tensors):
         if tensor is None:
             raise Refusal(NULLPTR, f"{name} is None (a null pointer)")
-    return Checked(*call.tensors, call)  # type: ignore[arg-type]
+    present = [tensor for tensor in call.tensors if tensor is not None]
+    grad_output, x, weight, bias, grad_input, grad_weight, grad_bias = present
+    return Checked(grad_output, x, weight, bias, grad_input, grad_weight, grad_bias, call)
 
 
 def check_dtypes(args: Checked) -> None:
     """Number formats that the product knows; 8-bit formats nowhere."""
     facts = args.call.product.facts
-    for name, tensor in zip(TENSORS, args):
+    for name, tensor in args.named:
         known = tuple(ENGINE_NAMES) if not args.call.strict else \
             facts.tbc_bias_dtypes if name == "bias" else facts.tbc_dtypes
         if not known:
@@ -114,7 +122,7 @@ def check_dtypes(args: Checked) -> None:
 
 def check_formats(args: Checked) -> None:
     """ND or NCL; bias and gradBias ND."""
-    for name, tensor in zip(TENSORS, args):
+    for name, tensor in args.named:
         formats = (ND,) if name in ("bias", "gradBias") else (ND, NCL)
         if tensor.format not in formats:
             raise invalid(f"{name} has the format {FORMAT_NAMES[tensor.format]}, but must be "
@@ -129,7 +137,7 @@ def check_not_empty(args: Checked) -> None:
 
 def check_shapes(args: Checked) -> None:
     """Ranks, channels, pad >= 0, the extents of self, results shaped like their tensors."""
-    for name, tensor in zip(TENSORS, args):
+    for name, tensor in args.named:
         rank = 1 if name in ("bias", "gradBias") else 3
         if tensor.rank != rank:
             raise invalid(f"{name} must have {rank} axes, got shape {tensor.shape}")
@@ -146,8 +154,8 @@ def check_shapes(args: Checked) -> None:
     if out_time < 0:
         raise invalid(f"the output would have the negative length {out_time} = {time} + 2*{pad} + 1 - {taps}")
     if args.grad_output.shape != (out_time, batch, out_channels):
-        raise invalid(f"self has shape {args.grad_output.shape}, but input {args.input.shape}, weight {args.weight.shape} "
-                      f"and pad={pad} make {(out_time, batch, out_channels)}")
+        raise invalid(f"self has shape {args.grad_output.shape}, but input {args.input.shape}, weight "
+                      f"{args.weight.shape} and pad={pad} make {(out_time, batch, out_channels)}")
     for name, result, like, source in (("gradInput", args.grad_input, "input", args.input),
                                        ("gradWeight", args.grad_weight, "weight", args.weight),
                                        ("gradBias", args.grad_bias, "bias", args.bias)):
@@ -178,7 +186,8 @@ def check_kernels(args: Checked) -> None:
         value = found[limit.argument]
         if limit.applies(1, False) and "L" in limit.axes and not limit.low <= value <= limit.high:
             argument = "pad" if limit.argument == "padding" else "weight.shape[0]"
-            raise Refusal(NULLPTR, f"{argument}={value}, but {call.product.facts.title} takes [{limit.low}, {limit.high}]")
+            raise Refusal(NULLPTR, f"{argument}={value}, but {call.product.facts.title} takes "
+                                   f"[{limit.low}, {limit.high}]")
 
 
 CHECKS = (check_dtypes, check_formats, check_not_empty, check_shapes, check_cube_math_type, check_pad)

@@ -6,7 +6,17 @@ from functools import lru_cache
 from typing import Any
 
 from ...problem import Conv
-from .backward_checks import FIRST, RESULTS, TENSORS, THEN, Call, Checked, check_empty, check_pointers, takes_empty_route
+from .backward_checks import (
+    FIRST,
+    RESULTS,
+    TENSORS,
+    THEN,
+    Call,
+    Checked,
+    check_empty,
+    check_pointers,
+    takes_empty_route,
+)
 from .descriptors import aclTensor, key_of, optional_bools, optional_ints
 from .execution import Engine, Recipe, aclOpExecutor, phase_two
 from .gradients import Operand, Tensors, add_gradients, arithmetic
@@ -104,9 +114,10 @@ def add_problems(recipe: Recipe, args: Checked) -> None:
     number = arithmetic(call.cubeMathType, call.product, call.strict, args.grad_output.dtype, args.input.dtype,
                         args.weight.dtype)
     try:
-        conv = Conv(args.conv_input.shape[0], args.conv_input.shape[1], args.conv_output.shape[1],
-                    args.conv_input.shape[2:], args.weight.shape[2:], args.stride, args.dilation, args.pads, call.groups)
+        batch, in_channels, *in_size = args.conv_input.shape
+        conv = Conv(batch, in_channels, args.conv_output.shape[1], tuple(in_size), args.weight.shape[2:], args.stride,
+                    args.dilation, args.pads, call.groups)
     except ValueError as error:
         raise Refusal(INNER_NULLPTR, str(error)) from error
-    add_gradients(recipe, conv, Tensors(operand("gradOutput"), operand("input"), operand("weight"), result(0), result(1),
-                                        result(2)), number, call.transposed)
+    tensors = Tensors(operand("gradOutput"), operand("input"), operand("weight"), result(0), result(1), result(2))
+    add_gradients(recipe, conv, tensors, number, call.transposed)

@@ -234,8 +234,8 @@ class aclTensor:
         return array.copy() if copy else array
 
     def __repr__(self) -> str:
-        nothing = ", no data" if self.data is None else ""
-        return f"aclTensor(shape={self.shape}, dtype={type_name(self.dtype)}, format={FORMAT_NAMES[self.format]}{nothing})"
+        what = f"shape={self.shape}, dtype={type_name(self.dtype)}, format={FORMAT_NAMES[self.format]}"
+        return f"aclTensor({what}{', no data' if self.data is None else ''})"
 
 
 def stored_array(data: Any, dtype: object) -> tuple[Array, aclDataType]:
@@ -268,8 +268,8 @@ def strided_view(stored: Array, tensor: aclTensor) -> Array:
         lowest = tensor.offset + sum(step for step in reach if step < 0)
         highest = tensor.offset + sum(step for step in reach if step > 0)
         if lowest < 0 or highest >= flat.size:
-            raise ValueError(f"shape {tensor.shape}, strides {tensor.strides}, offset {tensor.offset} reach the elements "
-                             f"{lowest} to {highest}, but the storage has {flat.size}")
+            raise ValueError(f"shape {tensor.shape}, strides {tensor.strides}, offset {tensor.offset} reach the "
+                             f"elements {lowest} to {highest}, but the storage has {flat.size}")
         flat = flat[tensor.offset:]
     return np.lib.stride_tricks.as_strided(flat, tensor.shape, [step * flat.itemsize for step in tensor.strides])
 

@@ -207,8 +207,8 @@ def check_phase_two(operator: str, workspace: Any, workspace_size: int, executor
             raise Refusal(INVALID, f"{operator}: workspace must be writable contiguous bytes, got {memory.dtype} of "
                                    f"shape {memory.shape}")
         if workspace_size < needed or memory.size < needed:
-            raise Refusal(INVALID, f"{operator}: the workspace has {memory.size} bytes and workspaceSize={workspace_size}, "
-                                   f"but {needed} bytes are needed")
+            raise Refusal(INVALID, f"{operator}: the workspace has {memory.size} bytes and workspaceSize="
+                                   f"{workspace_size}, but {needed} bytes are needed")
     recipe, tensors = executor.recipe, executor.tensors
     for place in (*recipe.reads, *recipe.writes):
         tensor = tensors[place]

@@ -1,4 +1,4 @@
-"""The dtype steps: which format the operands are promoted to, how cubeMathType rounds them, what each result becomes."""
+"""The dtype steps: what the operands are promoted to, how cubeMathType rounds them, what each result becomes."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def arithmetic(cube_math_type: int, product: Product, strict: bool, *dtypes: acl
     if mode is CubeMathType.ALLOW_FP32_DOWN_PRECISION and not facts.multiplies_float:
         return Arithmetic(name, "f16", "float16")
     if not facts.multiplies_float and strict:
-        raise Refusal(INVALID, f"cubeMathType={mode.value} {mode.name} does not go with {type_name(common)} operands on "
-                               f"{facts.title}: it computes FLOAT in FLOAT16 only (cubeMathType 1 or 2)")
+        raise Refusal(INVALID, f"cubeMathType={mode.value} {mode.name} does not go with {type_name(common)} operands "
+                               f"on {facts.title}: it computes FLOAT in FLOAT16 only (cubeMathType 1 or 2)")
     if mode is CubeMathType.KEEP_DTYPE:
         return Arithmetic(name, "f32", name)
     return Arithmetic(name, HF32_MODES[facts.hf32_bits or 11], name)
@@ -96,8 +96,11 @@ class Layouts(NamedTuple):
     weights: str = ""
 
 
+NATURAL = Layouts()
+
+
 def add_gradients(recipe: Recipe, conv: Conv, tensors: Tensors, number: Arithmetic, transposed: bool = False,
-                  layouts: Layouts = Layouts()) -> None:
+                  layouts: Layouts = NATURAL) -> None:
     """Add to the recipe the Problems whose solutions are the gradients that `tensors` asks for.
 
     For a transposed convolution `conv` is the convolution that it reverses: its input is gradOutput.

@@ -112,8 +112,9 @@ def dav_2201(title: str) -> Facts:
     return Facts(
         title=title, architecture="DAV_2201", dtypes=TO_16, transposed_dtypes=TO_16, tbc_dtypes=TO_16,
         tbc_bias_dtypes=TO_16, operator_dtypes=TO_16, operators=ALL_OPERATORS, spatial_axes=(1, 2, 3),
-        multiplies_float=True, hf32_bits=11, same_output_dtypes=False, nd_bias=True, empty_tensors=True, deterministic=False,
-        limits=LIMITS_2201, input_limits=INPUT_LIMITS_2201, filter_limits=FILTER_LIMITS_2201, blocked_storage=True)
+        multiplies_float=True, hf32_bits=11, same_output_dtypes=False, nd_bias=True, empty_tensors=True,
+        deterministic=False, limits=LIMITS_2201, input_limits=INPUT_LIMITS_2201,
+        filter_limits=FILTER_LIMITS_2201, blocked_storage=True)
 
 
 def atlas(title: str, architecture: str, tbc: bool) -> Facts:
@@ -121,8 +122,8 @@ def atlas(title: str, architecture: str, tbc: bool) -> Facts:
         title=title, architecture=architecture, dtypes=TO_32, transposed_dtypes=TO_32,
         tbc_dtypes=TO_32 if tbc else (), tbc_bias_dtypes=TO_16 if tbc else (), operator_dtypes=(),
         operators=(CONVOLUTION_BACKWARD, CONV_TBC_BACKWARD) if tbc else (CONVOLUTION_BACKWARD,), spatial_axes=(1, 2),
-        multiplies_float=False, hf32_bits=0, same_output_dtypes=False, nd_bias=False, empty_tensors=False, deterministic=False,
-        limits=())
+        multiplies_float=False, hf32_bits=0, same_output_dtypes=False, nd_bias=False, empty_tensors=False,
+        deterministic=False, limits=())
 
 
 FACTS = {

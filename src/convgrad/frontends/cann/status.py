@@ -37,8 +37,8 @@ MEANINGS = {
     INVALID: "an argument breaks a rule: number format, storage format, rank, value, shape, channels, groups, "
              "cubeMathType; in phase 2 a workspace that is too small or an executor that was used before",
     RUNTIME: "phase 2 failed while it ran",
-    INNER_NULLPTR: "the arguments are valid, but the product (or the engine) has no kernel for them: a documented value "
-                   "range is left, an 8-bit bias sum, an 8-bit gradInput of a normal convolution",
+    INNER_NULLPTR: "the arguments are valid, but the product (or the engine) has no kernel for them: a value outside "
+                   "the documented range, an 8-bit bias sum, an 8-bit gradInput of a normal convolution",
 }
 
 
