@@ -241,7 +241,8 @@ class aclTensor:
 def stored_array(data: Any, dtype: object) -> tuple[Array, aclDataType]:
     """The caller's array in the storage dtype of its number format, without a copy, and that format."""
     array = data if isinstance(data, np.ndarray) else np.asarray(data)
-    name = array.dtype.name
+    if not array.dtype.isnative:
+        raise TypeError(f"data has the byte-swapped dtype {array.dtype}")
     found = as_data_type(dtype) if dtype is not None else as_data_type(array.dtype)
     wanted = numpy_dtype(found)
     if array.dtype != wanted:
@@ -249,10 +250,8 @@ def stored_array(data: Any, dtype: object) -> tuple[Array, aclDataType]:
         same_format = array.dtype.itemsize == 1 and found in BYTE_FORMATS and \
             (array.dtype == np.uint8 or as_data_type(array.dtype) is found)
         if not raw_bytes and not same_format:
-            raise TypeError(f"data has dtype {name}, but dtype={type_name(found)} was given")
+            raise TypeError(f"data has dtype {array.dtype.name}, but dtype={type_name(found)} was given")
         array = array.view(wanted)
-    if not array.dtype.isnative:
-        raise TypeError(f"data has the byte-swapped dtype {array.dtype}")
     if not array.flags.aligned or any(step % array.itemsize for step in array.strides):
         raise ValueError(f"data is not aligned to its {array.itemsize}-byte elements (strides {array.strides})")
     return array, found

@@ -226,7 +226,8 @@ def check_target(operator: str, recipe: Recipe, executor: aclOpExecutor, place: 
     assert target is not None
     if not target.flags.writeable:
         raise Refusal(INVALID, f"{operator}: {name} is read-only")
-    if 0 in target.strides and any(step == 0 and extent > 1 for step, extent in zip(target.strides, target.shape)):
+    if 0 in target.strides and target.size and \
+            any(step == 0 and extent > 1 for step, extent in zip(target.strides, target.shape)):
         raise Refusal(INVALID, f"{operator}: {name} has a stride of 0, its elements overlap")
     for other in (*recipe.reads, *recipe.writes):
         if other == place:
