@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -110,8 +111,11 @@ def as_format(form: object) -> aclFormat:
         return form
     if isinstance(form, int) and not isinstance(form, bool):
         return aclFormat(form)
-    found = _FORMAT_BY_NAME.get(form.upper().removeprefix("ACL_").removeprefix("FORMAT_")) \
-        if isinstance(form, str) else None
+    found = None
+    if isinstance(form, str):
+        found = _FORMAT_BY_NAME.get(form)
+        if found is None:
+            found = _FORMAT_BY_NAME.get(form.upper().removeprefix("ACL_").removeprefix("FORMAT_"))
     if found is None:
         raise ValueError(f"format={form!r} is none of {', '.join(_FORMAT_BY_NAME)}")
     return found
@@ -208,7 +212,8 @@ class aclTensor:
             self.array = stored
             self.storage_shape = stored.shape
             self.shape = stored.shape if shape is None else int_tuple(shape, "shape")
-            self.strides = tuple(step // stored.itemsize for step in stored.strides) if self.shape == stored.shape \
+            size = stored.itemsize
+            self.strides = tuple([step // size for step in stored.strides]) if self.shape == stored.shape \
                 else contiguous_strides(self.shape)
         else:
             self.shape = int_tuple(stored.shape if shape is None and stored is not None else shape, "shape")
@@ -218,7 +223,7 @@ class aclTensor:
             self.storage_shape = self.shape if storage_shape is None else int_tuple(storage_shape, "storage_shape")
             self.array = None if stored is None else \
                 stored.reshape(self.storage_shape) if blocked else strided_view(stored, self)
-        if any(extent < 0 for extent in self.shape):
+        if self.shape and min(self.shape) < 0:
             raise ValueError(f"shape {self.shape} has a negative extent")
         self.key = Descriptor(self.shape, self.dtype, self.format)
 
@@ -241,20 +246,26 @@ class aclTensor:
 def stored_array(data: Any, dtype: object) -> tuple[Array, aclDataType]:
     """The caller's array in the storage dtype of its number format, without a copy, and that format."""
     array = data if isinstance(data, np.ndarray) else np.asarray(data)
-    if not array.dtype.isnative:
-        raise TypeError(f"data has the byte-swapped dtype {array.dtype}")
-    found = as_data_type(dtype) if dtype is not None else as_data_type(array.dtype)
-    wanted = numpy_dtype(found)
+    found, wanted = number_format(array.dtype, dtype)
     if array.dtype != wanted:
         raw_bytes = array.dtype == np.uint8 and array.ndim == 1  # device memory, as aclrtMalloc gives it
-        same_format = array.dtype.itemsize == 1 and found in BYTE_FORMATS and \
-            (array.dtype == np.uint8 or as_data_type(array.dtype) is found)
-        if not raw_bytes and not same_format:
+        if not raw_bytes and not (array.dtype.itemsize == 1 and found in BYTE_FORMATS):
             raise TypeError(f"data has dtype {array.dtype.name}, but dtype={type_name(found)} was given")
         array = array.view(wanted)
-    if not array.flags.aligned or any(step % array.itemsize for step in array.strides):
+    if not array.flags.aligned:
         raise ValueError(f"data is not aligned to its {array.itemsize}-byte elements (strides {array.strides})")
     return array, found
+
+
+@lru_cache(maxsize=256)
+def number_format(stored: np.dtype[Any], dtype: object) -> tuple[aclDataType, np.dtype[Any]]:
+    """The number format of an array (as `dtype` says, if it says) and the NumPy dtype that stores it."""
+    if not stored.isnative:
+        raise TypeError(f"data has the byte-swapped dtype {stored}")
+    found = as_data_type(stored if dtype is None else dtype)
+    if found in BYTE_FORMATS and stored != np.uint8 and as_data_type(stored) is not found:
+        raise TypeError(f"data has dtype {stored.name}, but dtype={type_name(found)} was given")
+    return found, numpy_dtype(found)
 
 
 def strided_view(stored: Array, tensor: aclTensor) -> Array:
