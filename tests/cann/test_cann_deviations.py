@@ -107,6 +107,35 @@ def _():
     assert all(plan.problem.compute == "f16" for plan in executor.plans if plan.problem.wrt != "bias")
 
 
+def sums_to_2049(dtype, cube):
+    """Gradients whose exact value is 2049, which is no FLOAT16 number; results are FLOAT."""
+    dy, x, w = np.array([[[2048], [1]]], dtype), np.ones((1, 1, 1), dtype), np.ones((2, 1, 1), dtype)
+    results = [np.empty((1, 1, 1), np.float32), np.empty((2, 1, 1), np.float32), np.empty(2, np.float32)]
+    status, size, executor = cann.aclnnConvolutionBackwardGetWorkspaceSize(
+        *map(aclTensor, (dy, x, w)), None, [1], [0], [1], False, [0], 1, [True] * 3, cube, *map(aclTensor, results),
+        backend="reference")
+    assert status == cann.aclnnConvolutionBackward(np.empty(size, np.uint8), size, executor) == OK
+    return results
+
+
+@shows("fp16-results")
+def _():
+    assert sums_to_2049(np.float32, 0)[0].item() == 2049
+    assert sums_to_2049(np.float32, 2)[0].item() == sums_to_2049(np.float16, 0)[0].item() == 2048
+
+
+@shows("bias-sum-format")
+def _():
+    dy = np.array([[[2048, 1]]], np.float16)
+    db = np.empty(1, np.float32)
+    one = np.ones((1, 1, 2), np.float16)
+    status, size, executor = cann.aclnnConvolutionBackwardGetWorkspaceSize(
+        aclTensor(dy), aclTensor(one), aclTensor(one[:, :, :1]), None, [1], [0], [1], False, [0], 1,
+        [False, False, True], 0, None, None, aclTensor(db), backend="reference")
+    assert status == cann.aclnnConvolutionBackward(np.empty(size, np.uint8), size, executor) == OK
+    assert db.item() == 2048
+
+
 @shows("extents-in-1d-and-2d")
 def _():
     assert normal("1d", {"gradOutput.shape": (4, 2, 4)}) == normal("2d", {"gradOutput.shape": (2, 8, 5, 6)}) == INVALID

@@ -41,7 +41,6 @@ from .conv3d_shapes import (
     read_tensor,
 )
 from .descriptors import BYTE_FORMATS, ENGINE_NAMES, FORMAT_NAMES, aclDataType, aclTensor, as_format, type_name
-from .execution import Engine
 from .formats import canonical_order, from_canonical_order, packed, reordered, unpacked
 from .gradients import HF32_MODES
 from .products import FILTER_V2, INPUT_V2, TRANSPOSE_V2, as_product
@@ -138,7 +137,8 @@ def Conv3DBackpropInputV2(input_size: Any, filter: Any, out_backprop: Any, *, st
     weight, dy = filter_and_activation(filter, "out_backprop", out_backprop, filter_format, attributes)
     attributes = fit_input_gradient(attributes, weight, dy, shape, padding)
     problem = problem_for(attributes, shape, weight, dy, enable_hf32)
-    return Prepared(ask(problem, backend, num_threads), (dy, weight), shape, problem.out_dtype, attributes.form,
+    plan = find_plan(problem, backend=backend, num_threads=num_threads)
+    return Prepared(plan, (dy, weight), shape, problem.out_dtype, attributes.form,
                     y_storage(y_format, dy, attributes.form), attributes.groups, out_backprop)
 
 
@@ -197,7 +197,8 @@ def Conv3DBackpropFilterV2(x: Any, filter_size: Any, out_backprop: Any, *, strid
     conv = conv_of(attributes, large.shape, dy.shape[1], kernel)
     compute = compute_mode(attributes, dy.dtype, enable_hf32)
     problem = Problem(conv, "weight", ENGINE_NAMES[dy.dtype], "float32", compute, attributes.form, weight_layout(form))
-    return Prepared(ask(problem, backend, num_threads), (dy, large), shape, "float32", form, storage, attributes.groups,
+    plan = find_plan(problem, backend=backend, num_threads=num_threads)
+    return Prepared(plan, (dy, large), shape, "float32", form, storage, attributes.groups,
                     out_backprop)
 
 
@@ -241,7 +242,8 @@ backend, num_threads
     attributes = fit_input_gradient(attributes, weight, small, shape, padding, extra)
     values = check_bias(attributes, bias, shape[1])
     problem = problem_for(attributes, shape, weight, small, enable_hf32)
-    return Prepared(ask(problem, backend, num_threads), (small, weight), shape, ENGINE_NAMES[small.dtype],
+    plan = find_plan(problem, backend=backend, num_threads=num_threads)
+    return Prepared(plan, (small, weight), shape, ENGINE_NAMES[small.dtype],
                     attributes.form, y_storage(y_format, small, attributes.form), attributes.groups, x, values)
 
 
@@ -355,11 +357,6 @@ def y_storage(y_format: object, like: Tensor, form: str) -> str:
     if storage not in (form, "NDC1HWC0"):
         raise GraphError(f"y has the axis order of data_format; y_format must be {form} or NDC1HWC0, got {storage}")
     return storage
-
-
-def ask(problem: Problem, backend: str | None, num_threads: int | None) -> Plan:
-    engine = Engine(backend, num_threads)
-    return find_plan(problem, backend=engine.backend, num_threads=engine.num_threads)
 
 
 def execute(prepared: Prepared) -> Any:

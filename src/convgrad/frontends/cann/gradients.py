@@ -108,16 +108,16 @@ def add_gradients(recipe: Recipe, conv: Conv, tensors: Tensors, number: Arithmet
     grad_output, x, weight = tensors.grad_output, tensors.input, tensors.weight
     asked = [(name, result) for name, result in (("input", tensors.grad_input), ("weight", tensors.grad_weight),
                                                  ("bias", tensors.grad_bias)) if result is not None]
-    outputs = {name: result_format(result.dtype, produced) for (name, result), produced in
-               ((pair, {"input": number.grad_input, "weight": "float64" if number.operands == "float64" else "float32",
-                        "bias": grad_output.dtype}[pair[0]]) for pair in asked)}
-    plain = not transposed and len(asked) > 1 and len({*outputs.values()}) == 1 and \
+    produced = {"input": number.grad_input, "weight": "float64" if number.operands == "float64" else "float32",
+                "bias": grad_output.dtype}
+    outputs = {name: result_format(result.dtype, produced[name]) for name, result in asked}
+    in_one_pass = not transposed and len(asked) > 1 and len({*outputs.values()}) == 1 and \
         all(operand.dtype == number.operands for operand in (grad_output, x, weight))
     problem = Problem(conv, dtype=number.operands, compute=number.compute, layout=layouts.activations,
                       weight_layout=layouts.weights)
     roles = {"grad_output": x, "input": grad_output, "weight": weight} if transposed else \
         {"grad_output": grad_output, "input": x, "weight": weight}
-    if plain:  # one pass over the operands for all results
+    if in_one_pass:
         one = problem.with_(wrt="+".join(name for name, _ in asked), out_dtype=next(iter(outputs.values())))
         add_task(recipe, one, roles, [result for _, result in asked])
         return

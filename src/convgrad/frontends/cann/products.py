@@ -89,7 +89,6 @@ class Facts:
     limits: tuple[Limit, ...]
     input_limits: tuple[Limit, ...] = ()  # Conv3DBackpropInputV2 and Conv3DTransposeV2
     filter_limits: tuple[Limit, ...] = ()  # Conv3DBackpropFilterV2
-    blocked_storage: bool = False  # the graph operators read NDC1HWC0 and FRACTAL_Z_3D
 
 
 class Product(Enum):
@@ -114,7 +113,7 @@ def dav_2201(title: str) -> Facts:
         tbc_bias_dtypes=TO_16, operator_dtypes=TO_16, operators=ALL_OPERATORS, spatial_axes=(1, 2, 3),
         multiplies_float=True, hf32_bits=11, same_output_dtypes=False, nd_bias=True, empty_tensors=True,
         deterministic=False, limits=LIMITS_2201, input_limits=INPUT_LIMITS_2201,
-        filter_limits=FILTER_LIMITS_2201, blocked_storage=True)
+        filter_limits=FILTER_LIMITS_2201)
 
 
 def atlas(title: str, architecture: str, tbc: bool) -> Facts:
