@@ -2,6 +2,7 @@
 #include "dense_box.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 
 namespace convgrad {
@@ -54,9 +55,12 @@ Range landing(int64_t o0, int64_t length, int64_t step, int64_t offset, int64_t 
   return {first, last};
 }
 
+namespace {
+
+// The rows of the box one after the other, for some of the channels.
 template <typename T>
-void pack_box(const Packer<T>& packer, const Source& source, const BoxLayout& layout, const int64_t (&o0)[3],
-              Arrange arrange, T* dst, int64_t pitch) {
+void pack_rows(const Packer<T>& packer, const Source& source, const BoxLayout& layout, const int64_t (&o0)[3],
+               Arrange arrange, T* dst, int64_t pitch) {
   const AxisLayout &axis_d = layout.axis[0], &axis_h = layout.axis[1], &axis_w = layout.axis[2];
   int64_t row = 0;  // index of the row in the box
   for (const AxisRun& run_w : axis_w.runs) {
@@ -85,6 +89,28 @@ void pack_box(const Packer<T>& packer, const Source& source, const BoxLayout& la
             packer(matrix, arrange, dst + at, pitch);
           }
       }
+  }
+}
+
+}  // namespace
+
+template <typename T>
+void pack_box(const Packer<T>& packer, const Source& source, const BoxLayout& layout, const int64_t (&o0)[3],
+              Arrange arrange, T* dst, int64_t pitch) {
+  if (std::abs(layout.axis[2].step * source.stride[2]) >= std::abs(source.channel_stride))
+    return pack_rows(packer, source, layout, o0, arrange, dst, pitch);
+  // Channels first: a few channels through all rows, so that memory is read in long runs.
+  const int64_t few = arrange == Arrange::by_position ? 16 * Packed<T>::pair : 2 * Packed<T>::pair;
+  for (int64_t c = 0; c < source.channels_padded; c += few) {
+    Source part = source;
+    part.data += c * source.channel_stride;
+    part.channels = std::clamp(source.channels - c, int64_t(0), few);
+    part.channels_padded = std::min(few, source.channels_padded - c);
+    const int64_t at = arrange == Arrange::by_position     ? c
+                       : arrange == Arrange::by_channel    ? c * pitch
+                       : arrange == Arrange::channel_pairs ? c / Packed<T>::pair * pitch
+                                                           : c * Packed<T>::pair;
+    pack_rows(packer, part, layout, o0, arrange, dst + at, pitch);
   }
 }
 

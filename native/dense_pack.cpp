@@ -24,7 +24,10 @@ constexpr int64_t block_lines = 16;
 
 template <typename T>
 void fill_zero(T* dst, int64_t n) {
-  if (n > 0) std::memset(static_cast<void*>(dst), 0, size_t(n) * sizeof(T));
+  if (n <= 4)
+    for (int64_t i = 0; i < n; ++i) dst[i] = T{};
+  else
+    std::memset(static_cast<void*>(dst), 0, size_t(n) * sizeof(T));
 }
 
 }  // namespace
@@ -33,46 +36,53 @@ template <typename T>
 Packer<T>::Packer(const Isa& isa, Dtype dtype, Compute compute)
     : isa_(isa), reader_(isa, dtype, compute), dtype_(dtype) {}
 
+// A block that lies entirely inside of the array, converted and rounded.
 template <typename T>
-void Packer<T>::read(const char* src, int64_t stride, int64_t n, T* dst) const {
+void Packer<T>::read(const char* src, int64_t line_stride, int64_t stride, int64_t lines, int64_t n, T* dst,
+                     int64_t pitch) const {
   if constexpr (std::is_same_v<T, double>) {
-    isa_.decode64(src, stride, n, dst);
+    for (int64_t line = 0; line < lines; ++line) isa_.decode64(src + line * line_stride, stride, n, dst + line * pitch);
   } else if constexpr (std::is_same_v<T, float>) {
-    reader_(src, stride, n, dst);
+    isa_.decode_block[int(dtype_)](src, line_stride, stride, lines, n, dst, pitch);
+    if (reader_.round)
+      for (int64_t line = 0; line < lines; ++line) reader_.round(dst + line * pitch, n);
   } else {
-    if (dtype_ == Dtype::bf16 && !reader_.round) {
-      if (stride == 2) {
-        std::memcpy(static_cast<void*>(dst), src, size_t(n) * 2);
-      } else {
-        for (int64_t i = 0; i < n; ++i) std::memcpy(static_cast<void*>(dst + i), src + i * stride, 2);
+    if (dtype_ == Dtype::bf16 && !reader_.round)
+      return isa_.copy16(src, line_stride, stride, lines, n, reinterpret_cast<uint16_t*>(dst), pitch);
+    alignas(64) float part[block_length];
+    for (int64_t line = 0; line < lines; ++line)
+      for (int64_t i = 0; i < n; i += block_length) {
+        const int64_t count = std::min(block_length, n - i);
+        reader_.decode(src + line * line_stride + i * stride, stride, count, part);
+        if (reader_.round && reader_.round != isa_.round_bf16) reader_.round(part, count);
+        isa_.gemm->round_to_bf16(part, count, reinterpret_cast<uint16_t*>(dst + line * pitch + i));
       }
-      return;
-    }
-    alignas(64) float line[block_length];
-    for (int64_t i = 0; i < n; i += block_length) {
-      const int64_t count = std::min(block_length, n - i);
-      reader_.decode(src + i * stride, stride, count, line);
-      if (reader_.round && reader_.round != isa_.round_bf16) reader_.round(line, count);
-      isa_.gemm->round_to_bf16(line, count, reinterpret_cast<uint16_t*>(dst + i));
-    }
   }
 }
 
-// Elements [from, from + n) of a line, zeros where it is not valid.
+// Elements [from, from + n) of `count` lines, zeros where they are not valid.
 template <typename T>
-void Packer<T>::read_line(const Lines& lines, int64_t line, int64_t from, int64_t n, T* dst) const {
-  const bool valid = line >= lines.line_first && line < lines.line_last;
-  const int64_t first = valid ? std::clamp(lines.first - from, int64_t(0), n) : n;
-  const int64_t last = valid ? std::clamp(lines.last - from, first, n) : n;
-  fill_zero(dst, first);
-  if (last > first)
-    read(lines.data + line * lines.line_stride + (from + first) * lines.step, lines.step, last - first, dst + first);
-  fill_zero(dst + last, n - last);
+void Packer<T>::read_block(const Lines& lines, int64_t line, int64_t count, int64_t from, int64_t n, T* dst,
+                           int64_t pitch) const {
+  const int64_t top = std::clamp(lines.line_first - line, int64_t(0), count);
+  const int64_t bottom = std::clamp(lines.line_last - line, top, count);
+  const int64_t first = std::clamp(lines.first - from, int64_t(0), n), last = std::clamp(lines.last - from, first, n);
+  for (int64_t r = 0; r < count; ++r) {
+    if (r < top || r >= bottom || first == last) {
+      fill_zero(dst + r * pitch, n);
+    } else {
+      fill_zero(dst + r * pitch, first);
+      fill_zero(dst + r * pitch + last, n - last);
+    }
+  }
+  if (top < bottom && first < last)
+    read(lines.data + (line + top) * lines.line_stride + (from + first) * lines.step, lines.line_stride, lines.step,
+         bottom - top, last - first, dst + top * pitch + first, pitch);
 }
 
 template <typename T>
 void Packer<T>::pack_same(const Lines& lines, T* dst, int64_t pitch) const {
-  for (int64_t line = 0; line < lines.lines; ++line) read_line(lines, line, 0, lines.length, dst + line * pitch);
+  read_block(lines, 0, lines.lines, 0, lines.length, dst, pitch);
 }
 
 template <typename T>
@@ -84,8 +94,7 @@ void Packer<T>::pack_pairs(const Lines& lines, T* dst, int64_t pitch) const {
     for (int64_t line = 0; line < lines.lines; line += 2)
       for (int64_t i = 0; i < lines.length; i += block_length) {
         const int64_t n = std::min(block_length, lines.length - i);
-        read_line(lines, line, i, n, block[0]);
-        read_line(lines, line + 1, i, n, block[1]);
+        read_block(lines, line, 2, i, n, block[0], block_length);
         isa_.gemm->interleave16(&block[0][0].bits, &block[1][0].bits, n, &dst[line / 2 * pitch + 2 * i].bits);
       }
   }
@@ -99,7 +108,7 @@ void Packer<T>::pack_transposed(const Lines& lines, T* dst, int64_t pitch) const
     for (int64_t line = 0; line < lines.lines; line += block_lines)
       for (int64_t i = 0; i < lines.length; i += block_length) {
         const int64_t n = std::min(block_length, lines.length - i), rows = std::min(block_lines, lines.lines - line);
-        for (int64_t r = 0; r < rows; ++r) read_line(lines, line + r, i, n, block[r]);
+        read_block(lines, line, rows, i, n, block[0], block_length);
         T* to = dst + i * pitch + line;
         if constexpr (std::is_same_v<T, float>) {
           isa_.gemm->transpose32(reinterpret_cast<const uint32_t*>(block), block_length, rows, n,
@@ -118,8 +127,7 @@ void Packer<T>::pack_transposed(const Lines& lines, T* dst, int64_t pitch) const
         const int64_t n = std::min(length, lines.length - i);
         const int64_t rows = std::min(block_lines, (lines.lines - line + 1) / 2);
         for (int64_t r = 0; r < rows; ++r) {
-          read_line(lines, line + 2 * r, i, n, pair[0]);
-          read_line(lines, line + 2 * r + 1, i, n, pair[1]);
+          read_block(lines, line + 2 * r, 2, i, n, pair[0], length);
           isa_.gemm->interleave16(&pair[0][0].bits, &pair[1][0].bits, n, &block[r][0].bits);
         }
         isa_.gemm->transpose32(reinterpret_cast<const uint32_t*>(block), length, rows, n,
@@ -139,7 +147,7 @@ void Packer<T>::pack_pairs_transposed(const Lines& lines, T* dst, int64_t pitch)
       for (int64_t i = 0; i < lines.length; i += block_length) {
         const int64_t n = std::min(block_length, (lines.length - i + 1) / 2 * 2);
         const int64_t rows = std::min(block_lines, lines.lines - line);
-        for (int64_t r = 0; r < rows; ++r) read_line(lines, line + r, i, n, block[r]);
+        read_block(lines, line, rows, i, n, block[0], block_length);
         isa_.gemm->transpose32(reinterpret_cast<const uint32_t*>(block), block_length / 2, rows, n / 2,
                                reinterpret_cast<uint32_t*>(dst + i / 2 * pitch + 2 * line), pitch / 2);
       }

@@ -1,6 +1,7 @@
 // Storing sums: one rounding to the result's type, by strides; tells whether a NaN was among them.
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
 #include <type_traits>
 
@@ -25,9 +26,31 @@ class Store {
       const Sum* line = sums + r * pitch;
       if constexpr (wide) {
         for (int64_t c = 0; c < columns; ++c) nan |= line[c] != line[c];
-        encode64_(line, columns, dst + r * row_stride, column_stride);
       } else {
         nan |= isa_.gemm->any_nan(line, columns);
+      }
+    }
+    if constexpr (!wide)
+      if (std::abs(row_stride) < std::abs(column_stride) && rows > 1) {
+        // The result's lines run along the rows: turn the tile first.
+        alignas(64) float turned[64 * 32];
+        for (int64_t r = 0; r < rows; r += 32) {
+          const int64_t count = std::min<int64_t>(32, rows - r);
+          for (int64_t c = 0; c < columns; c += 64) {
+            const int64_t n = std::min<int64_t>(64, columns - c);
+            isa_.gemm->transpose32(reinterpret_cast<const uint32_t*>(sums + r * pitch + c), pitch, count, n,
+                                   reinterpret_cast<uint32_t*>(turned), 32);
+            for (int64_t i = 0; i < n; ++i)
+              encode_(turned + i * 32, count, dst + r * row_stride + (c + i) * column_stride, row_stride);
+          }
+        }
+        return !nan;
+      }
+    for (int64_t r = 0; r < rows; ++r) {
+      const Sum* line = sums + r * pitch;
+      if constexpr (wide) {
+        encode64_(line, columns, dst + r * row_stride, column_stride);
+      } else {
         encode_(line, columns, dst + r * row_stride, column_stride);
       }
     }

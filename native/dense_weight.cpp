@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
 
 #include "bias.h"
@@ -198,20 +199,26 @@ class SliceTask {
                      const Range (&valid)[3]) {
     const Tensor& y = arguments_.y;
     const int64_t cols = plan_.gemm->cols;
-    for (int64_t k = 0; k < out_count_; k += cols) {
-      T* panel = dy_ + k * dy_positions;
-      const int64_t channels = std::min(cols, out_count_ - k);
-      for (int64_t h = 0; h < length_[1]; ++h) {
-        const bool inside = d >= valid[0].first && d < valid[0].last && h >= valid[1].first && h < valid[1].last;
-        const Matrix matrix{image + (origin_[0] + d) * y.stride[axis_d] + (origin_[1] + h) * y.stride[axis_h] +
-                                origin_[2] * y.stride[axis_w] + k * y.stride[axis_c],
-                            y.stride[axis_w], y.stride[axis_c], row_pitch, inside ? valid[2].first : 0,
-                            inside ? valid[2].last : 0, channels, cols};
-        packer_(matrix, Arrange::position_pairs, panel + (at + h * row_pitch) * cols, cols * pair);
-      }
-      const int64_t used = length_[1] * row_pitch;
-      std::memset(static_cast<void*>(panel + (at + used) * cols), 0, size_t((plane - used) * cols) * sizeof(T));
+    const bool channels_last = std::abs(y.stride[axis_c]) < std::abs(y.stride[axis_w]);
+    auto pack = [&](int64_t k, int64_t h) {
+      const bool inside = d >= valid[0].first && d < valid[0].last && h >= valid[1].first && h < valid[1].last;
+      const Matrix matrix{image + (origin_[0] + d) * y.stride[axis_d] + (origin_[1] + h) * y.stride[axis_h] +
+                              origin_[2] * y.stride[axis_w] + k * y.stride[axis_c],
+                          y.stride[axis_w], y.stride[axis_c], row_pitch, inside ? valid[2].first : 0,
+                          inside ? valid[2].last : 0, std::min(cols, out_count_ - k), cols};
+      packer_(matrix, Arrange::position_pairs, dy_ + k * dy_positions + (at + h * row_pitch) * cols, cols * pair);
+    };
+    if (channels_last) {
+      for (int64_t h = 0; h < length_[1]; ++h)
+        for (int64_t k = 0; k < out_count_; k += cols) pack(k, h);
+    } else {
+      for (int64_t k = 0; k < out_count_; k += cols)
+        for (int64_t h = 0; h < length_[1]; ++h) pack(k, h);
     }
+    const int64_t used = length_[1] * row_pitch;
+    for (int64_t k = 0; k < out_count_; k += cols)
+      std::memset(static_cast<void*>(dy_ + k * dy_positions + (at + used) * cols), 0,
+                  size_t((plane - used) * cols) * sizeof(T));
   }
 
   void multiply(const BoxLayout& box, int64_t k, int64_t dy_positions, const std::array<int64_t, 3>* only) {

@@ -188,6 +188,88 @@ void encode_line_f64(const float* src, int64_t n, char* dst, int64_t stride) {
   }
 }
 
+// ---- blocks ----
+
+constexpr int64_t lines_ahead = 6;  // how far the prefetches run in front of the conversion
+
+inline void prefetch_line(const char* src, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(src + at);
+}
+
+#if defined(__AVX512F__)
+inline __m512 load_vector(F32, const char* src, __mmask16 mask) { return _mm512_maskz_loadu_ps(mask, src); }
+inline __m512 load_vector(Bf16, const char* src, __mmask16 mask) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, src)), 16));
+}
+inline __m512 load_vector(F16, const char* src, __mmask16 mask) {
+  return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, src));
+}
+
+template <typename Format>
+inline void decode_dense(const char* src, int64_t n, float* dst) {
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) _mm512_storeu_ps(dst + i, load_vector(Format{}, src + i * sizeof(typename Format::Bits), 0xffff));
+  if (i < n) {
+    const __mmask16 mask = __mmask16((1u << (n - i)) - 1);
+    _mm512_mask_storeu_ps(dst + i, mask, load_vector(Format{}, src + i * sizeof(typename Format::Bits), mask));
+  }
+}
+#else
+template <typename Format>
+inline void decode_dense(const char* src, int64_t n, float* dst) {
+  decode_line<Format>(src, sizeof(typename Format::Bits), n, dst);
+}
+#if defined(__F16C__)
+template <>
+inline void decode_dense<F16>(const char* src, int64_t n, float* dst) {
+  decode_line_f16(src, 2, n, dst);
+}
+#endif
+#endif
+#define CONVGRAD_LINEWISE(Format)                                             \
+  template <>                                                                 \
+  inline void decode_dense<Format>(const char* src, int64_t n, float* dst) {  \
+    decode_line<Format>(src, 1, n, dst);                                      \
+  }
+CONVGRAD_LINEWISE(E4m3)
+CONVGRAD_LINEWISE(E5m2)
+CONVGRAD_LINEWISE(Hif8)
+
+template <typename Format>
+void decode_block(const char* src, int64_t line_stride, int64_t stride, int64_t lines, int64_t n, float* dst,
+                  int64_t pitch) {
+  constexpr int64_t size = sizeof(typename Format::Bits);
+  for (int64_t line = 0; line < lines; ++line, src += line_stride, dst += pitch) {
+    if (stride == size) {
+      if (line + lines_ahead < lines) prefetch_line(src + lines_ahead * line_stride, n * size);
+      decode_dense<Format>(src, n, dst);
+    } else {
+      for (int64_t i = 0; i < n; ++i) dst[i] = Format::decode(fetch<typename Format::Bits>(src + i * stride));
+    }
+  }
+}
+
+void copy16_block(const char* src, int64_t line_stride, int64_t stride, int64_t lines, int64_t n, uint16_t* dst,
+                  int64_t pitch) {
+  for (int64_t line = 0; line < lines; ++line, src += line_stride, dst += pitch) {
+    if (stride != 2) {
+      for (int64_t i = 0; i < n; ++i) dst[i] = fetch<uint16_t>(src + i * stride);
+      continue;
+    }
+    if (line + lines_ahead < lines) prefetch_line(src + lines_ahead * line_stride, n * 2);
+#if defined(__AVX512F__)
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32) _mm512_storeu_si512(dst + i, _mm512_loadu_si512(src + 2 * i));
+    if (i < n) {
+      const __mmask32 mask = __mmask32((uint64_t(1) << (n - i)) - 1);
+      _mm512_mask_storeu_epi16(dst + i, mask, _mm512_maskz_loadu_epi16(mask, src + 2 * i));
+    }
+#else
+    memcpy(dst, src, size_t(n) * 2);
+#endif
+  }
+}
+
 // ---- rounding to fewer mantissa bits, the exponent range stays that of float ----
 
 template <int dropped, bool ties_even>
@@ -261,6 +343,10 @@ void fill_lines(Isa& isa) {
     isa.encode[i] = encode[i];
     isa.encode64[i] = encode64[i];
   }
+  const DecodeBlock blocks[] = {nullptr,            decode_block<F32>,  decode_block<Bf16>, decode_block<F16>,
+                                decode_block<E4m3>, decode_block<E5m2>, decode_block<Hif8>};
+  for (int i = 0; i < dtype_count; ++i) isa.decode_block[i] = blocks[i];
+  isa.copy16 = copy16_block;
   isa.decode64 = decode_line64;
   isa.round_hf32 = round_line<12, false>;
   isa.round_hf32_even = round_line<12, true>;

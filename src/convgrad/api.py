@@ -265,7 +265,18 @@ def conv_transpose_backward(grad_output: Any, input: Any, weight: Any, *, stride
                             out_dtype: str | None = None, workspace: Any = None,
                             max_workspace_bytes: int | None = None, backend: str | None = None,
                             num_threads: int | None = None) -> tuple[Any, Any, Any]:
-    """All gradients of a transposed convolution; parameters as in `conv_transpose` and `conv_backward`.
+    """All gradients of a transposed convolution.
+
+    Parameters
+    ----------
+    grad_output, input, weight : array
+        Gradient of the output (N, K, spatial), input (N, C, spatial), weight (C, K/groups, spatial).
+    output_mask : three bools
+        Which of the gradients of input, weight and bias to compute.
+    out : three arrays or None, optional
+        Receive the results.
+
+    The other parameters are those of `conv_transpose`.
 
     Returns
     -------
