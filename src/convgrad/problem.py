@@ -170,23 +170,21 @@ class Conv:
         return {"output": self.output_shape, "input": self.input_shape, "weight": self.weight_shape,
                 "bias": (self.out_channels,)}[wrt]
 
+    def tap_range(self, axis: int, k: int) -> tuple[int, int]:
+        """The half-open range of outputs o of one axis whose input i = o*stride + k*dilation - low lies inside."""
+        stride, out = self.stride[axis], self.out_size[axis]
+        shift = k * self.dilation[axis] - self.padding[axis][0]
+        first = min(max(0, -(shift // stride)), out)
+        last = min(max(first, (self.in_size[axis] - 1 - shift) // stride + 1), out)
+        return first, last
+
     def landing_taps(self) -> int:
         """Number of (output, tap) pairs that land inside the input, over all axes."""
         total = 1
-        for axis in range(self.axes):
-            total *= sum(last - first for first, last in self.tap_ranges(axis))
+        for axis, kernel in enumerate(self.kernel_size):
+            ranges = (self.tap_range(axis, k) for k in range(kernel))
+            total *= sum(last - first for first, last in ranges)
         return total
-
-    def tap_ranges(self, axis: int) -> list[tuple[int, int]]:
-        """For each tap k of one axis the half-open range of outputs o whose input lands in [0, in_size)."""
-        size, stride, low = self.in_size[axis], self.stride[axis], self.padding[axis][0]
-        out, ranges = self.out_size[axis], []
-        for k in range(self.kernel_size[axis]):
-            shift = k * self.dilation[axis] - low  # i = o*stride + shift
-            first = min(max(0, -(shift // stride)), out)
-            last = min(max(first, (size - 1 - shift) // stride + 1), out)
-            ranges.append((first, last))
-        return ranges
 
     def flops(self, wrt: str) -> int:
         """Multiply-adds times two that the result needs; taps that fall in padding are not counted."""
@@ -264,12 +262,12 @@ class Problem:
     def __hash__(self) -> int:  # computed once: a Problem is the key of the plan cache
         return self._hash
 
-    @property
+    @cached_property
     def results(self) -> tuple[str, ...]:
         """The asked results, in the order in which `Plan.run` takes their outputs."""
         return tuple(self.wrt.split("+"))
 
-    @property
+    @cached_property
     def operands(self) -> tuple[str, ...]:
         """Names of the operands in the order in which `Plan.run` takes them: grad_output, input, weight."""
         needed = {name for wrt in self.results for name in OPERANDS[wrt]}
