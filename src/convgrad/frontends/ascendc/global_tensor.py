@@ -73,7 +73,8 @@ class GlobalTensor:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return self.buffer.array.dtype
+        dtype: np.dtype[Any] = self.buffer.array.dtype
+        return dtype
 
     def GetSize(self) -> int:
         """Return the number of elements from the offset to the end of the memory."""

@@ -8,9 +8,19 @@ from typing import Any
 import numpy as np
 
 from ...blocked import BLOCK_OUT
+from ...numbers import round_operand
 from ...problem import Unsupported
 from .call_order import CallOrder, Context
-from .conv_types import DOCUMENTED_TYPES, UNDOCUMENTED_TYPES, ConvFormat, ConvType, TPosition, int32_t, type_name
+from .conv_types import (
+    DOCUMENTED_TYPES,
+    UNDOCUMENTED_TYPES,
+    ConvFormat,
+    ConvType,
+    TPosition,
+    float32,
+    int32_t,
+    type_name,
+)
 from .global_tensor import GlobalTensor
 from .misuse import Misuse
 from .piece_checks import PiecePointers, check_output, check_piece, check_single_shape, check_start, check_zeroed
@@ -114,7 +124,7 @@ class Conv3DBackpropInput:
         self._tiling = tiling
 
     def SetSingleShape(self, singleShapeM: int, singleShapeK: int, singleShapeN: int) -> None:
-        """Give the piece: pixels (whole dX rows), length in K (all kernel depths) and channels. The order is M, K, N."""
+        """Give the piece: pixels (whole dX rows), K over all kernel depths, and channels. The order is M, K, N."""
         self.order.setter("SetSingleShape")
         if self.order.strict:
             check_single_shape(self.tiling, singleShapeM, singleShapeK, singleShapeN)
@@ -200,6 +210,8 @@ class Conv3DBackpropInput:
         total = np.zeros((block.pixels, block.columns), np.float32)
         for kd, depth in block.kernel_depths:
             a, b = self._pixels(block, depth), self._weight_columns(block, kd)
+            if t.hf32Flag and self.SrcT == float32:
+                a, b = (round_operand(x, "hf32").astype(np.float32) for x in (a, b))
             with np.errstate(over="ignore", invalid="ignore"):
                 if self.fidelity == "block":
                     total += a @ b

@@ -17,6 +17,7 @@ MISTAKES = {
     "start-position": "depth or start row outside dX",
     "start-row-pad": "the start row without backpropPadUp subtracted",
     "grad-output-offset": "the GradOutput pointer does not belong to the start position",
+    "input-offset": "the Input pointer of the Filter does not belong to its start row",
     "weight-offset": "the Weight pointer is not at the first group of a channel block",
     "output-offset": "the output pointer does not belong to the piece",
     "depth-twice": "the depth offset is in the pointer although the object adds it",

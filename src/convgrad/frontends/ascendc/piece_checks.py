@@ -126,8 +126,8 @@ def check_grad_output(p: PiecePointers) -> None:
         raise Misuse("start-row-pad", f"{NAME}: the GradOutput pointer starts at dY row {got // row}, "
                      f"curHoStartIdx={p.start_row} at row {expected // row}; backpropPadUp={t.backpropPadUp} was "
                      "probably not subtracted from the start row")
-    raise Misuse("grad-output-offset", f"{NAME}: curHoStartIdx={p.start_row} starts at dY row {expected // row}, so the "
-                 f"GradOutput pointer must be n*{t.grad_output_sample} + {expected}; got "
+    raise Misuse("grad-output-offset", f"{NAME}: curHoStartIdx={p.start_row} starts at dY row {expected // row}, so "
+                 f"the GradOutput pointer must be n*{t.grad_output_sample} + {expected}; got "
                  f"{p.grad_output.offset} = {p.batch}*{t.grad_output_sample} + {got}")
 
 

@@ -231,15 +231,16 @@ class Conv3DBpInputTiling:
                              f"{outs[axis]}")
         if t.strideD > t.dk:
             found.append(f"strideD={t.strideD} is larger than the kernel depth {t.dk}")
-        for name, stride, limit in (("strideD", t.strideD, 255), ("strideH", t.strideH, 63), ("strideW", t.strideW, 63)):
-            if stride > limit:
-                found.append(f"{name}={stride} is larger than {limit}")
+        for name, limit in (("strideD", 255), ("strideH", 63), ("strideW", 63)):
+            if getattr(t, name) > limit:
+                found.append(f"{name}={getattr(t, name)} is larger than {limit}")
         if t.hi * t.wi > 2**32 - 1:
             found.append(f"hi*wi={t.hi * t.wi} is larger than 2^32-1")
         for index, (name, pad) in enumerate(zip(PAD_NAMES, self._padding)):
-            limit = min(255, kernels[index // 2] - 1)
-            if pad > limit:
-                found.append(f"{name}={pad} is larger than {limit} = min(255, kernel-1) with kernel {kernels[index // 2]}")
+            kernel = kernels[index // 2]
+            if pad > min(255, kernel - 1):
+                found.append(f"{name}={pad} is larger than {min(255, kernel - 1)} = min(255, kernel-1) with kernel "
+                             f"{kernel}")
         for name, value in (("backpropPadUp = (hk-1)*dilationH - padUp", t.backpropPadUp),
                             ("backpropPadLeft = (wk-1)*dilationW - padLeft", t.backpropPadLeft)):
             if not 0 <= value <= 255:

@@ -47,13 +47,14 @@ class Traffic:
     def lines(self) -> list[str]:
         """Return the estimate as readable lines."""
         return [
-            f"pieces {self.pieces} on {self.cores} core(s), blocks {self.blocks}, busiest core {self.blocks_of_busiest_core} "
-            f"blocks (imbalance {self.imbalance:.2f})",
+            f"pieces {self.pieces} on {self.cores} core(s), blocks {self.blocks}, busiest core "
+            f"{self.blocks_of_busiest_core} blocks (imbalance {self.imbalance:.2f})",
             f"GM -> L1   dY {self.bytes_a:,} B (read {self.reread_a:.2f} times), weights {self.bytes_b:,} B "
             f"(read {self.reread_b:.2f} times)",
             f"L1 -> L0   A {self.bytes_l0a:,} B, B {self.bytes_l0b:,} B",
             f"L0C -> GM  dX {self.bytes_c:,} B",
-            f"{self.flop:,} flop in {self.products:,} products, {self.flop_per_byte:.1f} flop per byte of global memory",
+            f"{self.flop:,} flop in {self.products:,} products, {self.flop_per_byte:.1f} flop per byte of global "
+            "memory",
         ]
 
 
