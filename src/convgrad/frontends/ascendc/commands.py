@@ -25,8 +25,8 @@ from .traffic import estimate, model_seconds
 from .walk import Block
 
 SHOWN_FIELDS = ("baseM", "baseK", "baseN", "stepKa", "stepKb", "al1Pbuffer", "bl1Pbuffer", "singleCoreM",
-                "singleCoreCin", "iterateOrder", "initOutputFlag", "backpropPadUp", "backpropPadDown", "backpropPadLeft",
-                "backpropPadRight", "backpropPadTail")
+                "singleCoreCin", "iterateOrder", "initOutputFlag", "backpropPadUp", "backpropPadDown",
+                "backpropPadLeft", "backpropPadRight", "backpropPadTail")
 
 
 def add_commands(subparsers: Any) -> None:
