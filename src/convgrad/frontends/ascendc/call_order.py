@@ -62,8 +62,7 @@ class CallOrder:
         self.lose_block("Iterate")
         if not context.isFirstIter_ and (self.finished or self.setter_since_start):
             self.refuse("first-iter", f"{self.name}: Iterate for a new piece with ctx.isFirstIter_ = False; set "
-                        "ctx.isFirstIter_ = True after each finished piece, or the block counters of the last piece "
-                        "go on")
+                        "ctx.isFirstIter_ = True after each finished piece, or the block counters stay at its end")
 
     def lose_block(self, method: str) -> None:
         if self.block_ready and not self.block_taken:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ...numbers import dtype_name, error_bound
-from ...plan import plan
+from ...numbers import dtype_name
 from ...problem import Conv, Problem, Unsupported
+from ...verify import Wrong, exact_results, magnitudes, wrong_bound
 from .tiling_struct import TConv3DBackpropInputTiling
 from .trace import COLUMNS, row
 from .walk import Block
@@ -20,21 +20,15 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Difference:
-    """The first element that is wrong, and the block that should have written it."""
+    """The first element that is wrong, and the block of the trace that wrote it."""
 
-    wrong: int  # how many elements differ
-    element: tuple[int, ...]  # n, c, d, h, w
-    got: float
-    expected: float
+    wrong: Wrong
     block: Block | None
 
     def __str__(self) -> str:
-        n, c, d, h, w = self.element
-        text = (f"{self.wrong} elements differ, the first at n={n} c={c} d={d} h={h} w={w}: got {self.got:g}, expected "
-                f"{self.expected:g}")
         if self.block is None:
-            return text + "; no block of the trace covers it"
-        return text + "; its block: " + ", ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, row(self.block)))
+            return f"{self.wrong}; no block of the trace covers it"
+        return f"{self.wrong}; its block: " + ", ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, row(self.block)))
 
 
 def conv_of(t: TConv3DBackpropInputTiling) -> Conv:
@@ -50,21 +44,19 @@ def conv_of(t: TConv3DBackpropInputTiling) -> Conv:
 
 def check_against_reference(dx: Array, dy: Array, w: Array, tiling: TConv3DBackpropInputTiling,
                             trace: Iterable[Block] = ()) -> Difference | None:
-    """Return the first element of `dx` outside the error bound, with its block of the trace; None if all are right."""
-    name = dtype_name(dx.dtype)
-    problem = Problem(conv_of(tiling), "input", name or str(dx.dtype), "float32")
-    chosen = plan(problem, backend="reference")
-    exact, magnitude = np.empty(dx.shape, np.float32), np.empty(dx.shape, np.float32)
-    chosen.run((dy, w), (exact,), None)
-    chosen.run((abs(dy), abs(w)), (magnitude,), None)
-    bound = error_bound(problem.with_(out_dtype=name), "input", exact.astype(np.float64), magnitude.astype(np.float64))
-    got = dx.astype(np.float64)
-    wrong = ~(np.abs(got - exact) <= bound)
-    if not wrong.any():
+    """Compare `dx` with the exact gradient.
+
+    Returns
+    -------
+    Difference or None
+        The first element outside the error bound with its block of `trace`; None if every element is right.
+    """
+    problem = Problem(conv_of(tiling), "input", dtype_name(dx.dtype) or str(dx.dtype))
+    operands = {"grad_output": dy, "weight": w}
+    wrong = wrong_bound(problem, "input", dx, exact_results(problem, operands)[0], magnitudes(problem, operands)[0])
+    if wrong is None:
         return None
-    first = tuple(int(index[0]) for index in np.nonzero(wrong))
-    return Difference(int(wrong.sum()), first, float(got[first]), float(exact[first]),
-                      next((block for block in trace if covers(block, first, tiling.wi)), None))
+    return Difference(wrong, next((block for block in trace if covers(block, wrong.index, tiling.wi)), None))
 
 
 def covers(block: Block, element: tuple[int, ...], width: int) -> bool:

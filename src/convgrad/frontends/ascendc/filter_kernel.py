@@ -226,7 +226,7 @@ class Conv3DBackpropFilter:
             groups = (block.couts[1] + 1 - block.couts[0]) // C0
             rows = self._shape[2] // t.wo
             read = tensor.read(block.couts[0] // C0 * t.grad_output_plane, (groups, rows * t.wo, C0),
-                               (t.grad_output_plane, C0, 1), "dY reads")
+                               (t.grad_output_plane, C0, 1), f"{NAME}: block m={block.m} reads dY")
             self._rows_of_m[block.m] = np.ascontiguousarray(
                 read.transpose(0, 2, 1).astype(np.float32)).reshape(groups * C0, -1)
         return self._rows_of_m[block.m]
@@ -248,7 +248,7 @@ class Conv3DBackpropFilter:
             if low_h < high_h and low_w < high_w:
                 b[low_h:high_h, low_w:high_w, place] = tensor.read(
                     group * t.input_plane + ((row - base) * t.wi + column) * C0, (high_h - low_h, high_w - low_w, C0),
-                    (t.strideH * t.wi * C0, t.strideW * C0, 1), "X reads")
+                    (t.strideH * t.wi * C0, t.strideW * C0, 1), f"{NAME}: block n={block.n} reads X")
         return b.reshape(rows * t.wo, -1)
 
     def GetTensorC(self, output: GlobalTensor, enAtomic: int = 1, enSequentialWrite: bool = False) -> None:
@@ -270,7 +270,7 @@ class Conv3DBackpropFilter:
         if enSequentialWrite:
             start, fractal = 0, total.shape[0] * C0
         output.write(start, values, (fractal, C0, 1), atomic=bool(enAtomic), check=self.order.strict,
-                     what="dW writes")
+                     what=f"{NAME}: block m={block.m} n={block.n} writes dW")
 
     def IterateAll(self, output: GlobalTensor, enAtomic: int = 1) -> None:
         """Compute and add the whole piece, then set `ctx.isFirstIter_` (an extension of this model)."""

@@ -136,8 +136,8 @@ class GlobalTensor:
         if check and not atomic and counts.any():
             where = tuple(int(index[0]) for index in np.nonzero(counts))
             element = first + sum(index * stride for index, stride in zip(where, strides))
-            raise Misuse("written-twice", f"element {element} of the output was already written: {what} elements from "
-                         f"{first} on overlap an earlier block")
+            raise Misuse("written-twice", f"{what} element {element}, which an earlier block wrote already; without "
+                         "enAtomic the later block wins")
         window = self._window(first, values.shape, strides)
         if atomic:
             with np.errstate(over="ignore", invalid="ignore"):

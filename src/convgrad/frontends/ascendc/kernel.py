@@ -196,7 +196,7 @@ class Conv3DBackpropInput:
         self.ctx.isFirstIter_, self.order.setter_since_start = False, False
 
     def _advance(self) -> bool:
-        """Step the block counters; once past the end they go on counting, as on the device."""
+        """Step the block counters. They are not reset by new setters: that is what isFirstIter_ is for."""
         walk = self._current(self._walk)
         walk.shape = self._current(self._shape)
         m, n = self._place
@@ -234,7 +234,7 @@ class Conv3DBackpropInput:
             tensor: GlobalTensor = self._current(self._grad_output)
             real = tensor.read(
                 depth * t.cout1 * t.ho * t.wo * t.c0 + (first - aligned) * t.wo * t.c0,
-                (groups, last - first + 1, t.wo, t.c0), (t.ho * t.wo * t.c0, t.wo * t.c0, t.c0, 1), "dY reads")
+                (groups, last - first + 1, t.wo, t.c0), (t.ho * t.wo * t.c0, t.wo * t.c0, t.c0, 1), f"{NAME}: block m={block.m} n={block.n} reads dY")
             top = first * t.strideH - block.start_row
             place = window[:, top:, t.backpropPadLeft:][:, ::t.strideH, ::t.strideW]
             fits = min(t.wo, place.shape[2])
@@ -259,7 +259,7 @@ class Conv3DBackpropInput:
             start = kd * t.cin1 * t.weight_group + block.n * (t.baseN // t.c0) * t.weight_group
             shape = (groups, t.hk, t.wk, couts, t.c0)
             strides = (t.weight_group, t.wk * couts * t.c0, couts * t.c0, t.c0, 1)
-            packed = tensor.peek(start, shape, strides, "weight reads")
+            packed = tensor.peek(start, shape, strides, f"{NAME}: block n={block.n} reads weight")
             cout1 = self._current(self._shape).cout1
             used = packed[:, ::-1, ::-1, :cout1 * t.c0].reshape(groups, t.hk, t.wk, cout1, t.c0, t.c0)
             self._columns[key] = np.ascontiguousarray(
@@ -286,7 +286,7 @@ class Conv3DBackpropInput:
             output.write(slot, values, (block.run_length, t.c0, 1), check=False, what="workspace writes")
         else:
             output.write(block.offset, values, (block.run_stride, t.c0, 1), atomic=bool(enAtomic), check=strict,
-                         what="dX writes")
+                         what=f"{NAME}: block m={block.m} n={block.n} of depth {block.depth} writes dX")
 
     def IterateAll(self, output: GlobalTensor, enAtomic: int = 0) -> None:
         """Compute and write the whole piece, then set `ctx.isFirstIter_` (an extension of this model)."""

@@ -201,4 +201,4 @@ def TransposeBlock(op: Conv3DBackpropInput, workspace: GlobalTensor, output: Glo
     plane = t.hi * t.wi
     pixel = block.first[0] * t.wi + block.first[1]
     output.write(((block.batch * t.cin + first) * t.di + block.depth) * plane + pixel, values, (t.di * plane, 1),
-                 check=op.order.strict, what="dX writes")
+                 check=op.order.strict, what=f"TransposeBlock: block m={block.m} n={block.n} writes dX")

@@ -102,7 +102,9 @@ def check_piece(p: PiecePointers) -> None:
     """Check at the first Iterate that rows, dY pointer and weight pointer belong together."""
     t = p.tiling
     if p.first_row + p.shape.rows > t.hi:
-        if t.backpropPadUp and p.start_row >= 0 and p.start_row + p.shape.rows <= t.hi:
+        row = aligned_row(p.start_row - t.backpropPadUp, t.strideH)
+        if (t.backpropPadUp and p.start_row >= 0 and p.start_row + p.shape.rows <= t.hi
+                and p.grad_output.offset % t.grad_output_sample == row * t.wo * t.c0):
             raise Misuse("start-row-pad", f"{NAME}: {p.shape.rows} rows from dX row {p.first_row} on do not fit hi="
                          f"{t.hi}; curHoStartIdx={p.start_row} looks like the dX row itself, it must be that row minus "
                          f"backpropPadUp={t.backpropPadUp}: {p.start_row - t.backpropPadUp}")

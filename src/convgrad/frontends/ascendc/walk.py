@@ -138,9 +138,8 @@ class Walk:
         t, shape = self.tiling, self.shape
         m, n = place
         first = m * t.baseM
-        # Counters past the end (isFirstIter_ forgotten, checks off) take whole blocks, as the device does.
-        use_m = min(t.baseM, shape.m - first) if m < shape.m_iter else t.baseM
-        use_n = min(t.baseN, shape.cin1 * t.c0 - n * t.baseN) if n < shape.n_iter else t.baseN
+        use_m = min(t.baseM, shape.m - first)
+        use_n = min(t.baseN, shape.cin1 * t.c0 - n * t.baseN)
         top_row = self.start_row + t.backpropPadUp
         start_row = self.start_row + first // t.wi
         stretched, real = self.rows_read(start_row)
