@@ -1,4 +1,4 @@
-"""Every mistake that the model tells apart, provoked on one small problem. Run this file to print the table of the docs.
+"""Every mistake that the model tells apart, provoked on one small problem; run as a program, the table of the docs.
 
 The problem: W 20x40x1x3x3, dX 1x40x4x6x8, dY 1x20x4x6x8, height and width padded by 1, half; tile 16 x 16.
 """
@@ -152,6 +152,10 @@ def mixed_types() -> None:
     Conv3DBackpropInput(*types)
 
 
+def undocumented_type() -> None:
+    Conv3DBackpropInput(*ascendc.conv_types(ascendc.float32))
+
+
 def filter_begin(action: Callable[..., Any]) -> Callable[[], None]:
     def provoke() -> None:
         tiling = ascendc.find_filter_tiling(DY, X, W[2:], half, padding=(0, 1, 1))
@@ -162,7 +166,8 @@ def filter_begin(action: Callable[..., Any]) -> Callable[[], None]:
     return provoke
 
 
-def filter_block(op: Conv3DBackpropFilter, dy: GlobalTensor, x: GlobalTensor, t: ascendc.DwTiling, row: int = 0) -> None:
+def filter_block(op: Conv3DBackpropFilter, dy: GlobalTensor, x: GlobalTensor, t: ascendc.DwTiling,
+                 row: int = 0) -> None:
     op.SetSingleShape(20, 40 * 9 if row == 0 else 48 * 9, 48 if row == 0 else 24)
     op.SetStartPosition(row)
     op.SetGradOutput(dy[row * 8 * 16])
@@ -181,7 +186,7 @@ PROVOKED: list[tuple[str, str, Callable[[], None]]] = [
      launch(lambda run: run.op.Init(small_tiling(baseM=512, baseN=80, baseK=16, stepKa=9, stepKb=9)))),
     ("types", "a tiling for half, an object for bfloat16_t", other_type),
     ("types", "dY of another type than the weight", mixed_types),
-    ("types", "float without allow_undocumented", lambda: Conv3DBackpropInput(*ascendc.conv_types(ascendc.float32)) and None),
+    ("types", "float without allow_undocumented", undocumented_type),
     ("types", "a GlobalTensor of another type",
      launch(lambda run: (run.op.Init(run.tiling), run.op.SetWeight(GlobalTensor(np.zeros(9, np.float32)))))),
     ("piece-incomplete", "Iterate before the setters", launch(lambda run: (run.op.Init(run.tiling), run.op.Iterate()))),
@@ -220,7 +225,8 @@ PROVOKED: list[tuple[str, str, Callable[[], None]]] = [
      launch(lambda run: first_block(run), tiling=small_tiling(initOutputFlag=1))),
     ("written-twice", "the same piece twice", launch(write_twice)),
     ("never-written", "the last piece left out", launch(leave_one_out)),
-    ("argument-order", "Filter: SetSingleShape(M, K, N)", filter_begin(lambda op, dy, x, t: op.SetSingleShape(20, 48, 432))),
+    ("argument-order", "Filter: SetSingleShape(M, K, N)",
+     filter_begin(lambda op, dy, x, t: op.SetSingleShape(20, 48, 432))),
     ("input-offset", "Filter: the X pointer of row 0 for dY row 3",
      filter_begin(lambda op, dy, x, t: filter_block(op, dy, x, t, 3))),
     ("not-zeroed", "Filter: dW not zeroed", filter_begin(filter_block)),

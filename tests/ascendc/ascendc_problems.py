@@ -63,8 +63,8 @@ def random_case(seed: int, wrt: str = "input") -> Case:
                     tuple(stride), tuple(dilation), tuple(padding))
         if min(conv.out_size) >= 1:
             break
-    dtype = ("float16", "bfloat16", "float16", "float32")[seed % 4] if wrt == "input" else ("float16", "bfloat16")[seed % 2]
-    return Case(Problem(conv, wrt, dtype, "float32" if wrt == "weight" else ""), int(rng.integers(1, 7)),
+    dtypes = ("float16", "bfloat16", "float16", "float32" if wrt == "input" else "bfloat16")
+    return Case(Problem(conv, wrt, dtypes[seed % 4], "float32" if wrt == "weight" else ""), int(rng.integers(1, 7)),
                 bool(seed % 3), seed // 2 % 2,
                 ascendc.ConvFormat.NCDHW if seed % 5 == 4 else ascendc.ConvFormat.NDC1HWC0,
                 "slice" if seed % 7 == 3 else "block")

@@ -19,7 +19,8 @@ def published() -> ascendc.TConv3DBackpropInputTiling:
 
 def strided() -> ascendc.TConv3DBackpropInputTiling:
     """W 15x17x2x2x2, dX 1x17x20x60x60, dY 1x15x10x30x30, stride 2, bfloat16."""
-    host = ascendc.describe((1, 15, 10, 30, 30), (15, 17, 2, 2, 2), ascendc.bfloat16_t, input_size=(20, 60, 60), stride=2)
+    host = ascendc.describe((1, 15, 10, 30, 30), (15, 17, 2, 2, 2), ascendc.bfloat16_t, input_size=(20, 60, 60),
+                            stride=2)
     return ascendc.find_tiling(host).with_(baseM=256, baseK=64, baseN=32, stepKa=1, stepKb=1, al1Pbuffer=2,
                                            bl1Pbuffer=2, singleCoreM=3600)
 

@@ -212,7 +212,7 @@ def test_arguments_of_run_are_checked() -> None:
         ascendc.run(dy[:, :3], w, input_size=(2, 7, 7))
     with pytest.raises(ValueError, match="leave input_size out"):
         ascendc.run(dy, w, input_size=(2, 7, 7), output_padding=1)
-    with pytest.raises(Unsupported, match="height: input 9 with pads 0, 0, kernel 3.* gives 7 outputs, dY has 5"):
+    with pytest.raises(Unsupported, match=r"height: input 9 with pads 0, 0, kernel 3.* gives 7 outputs, dY has 5"):
         ascendc.run(dy, w, input_size=(2, 9, 7))
     other = ascendc.find_tiling(ascendc.describe((1, 4, 2, 6, 5), w.shape, dy.dtype, input_size=(2, 8, 7)))
     with pytest.raises(ValueError, match="tiling: ho=6, the arrays and arguments say 5"):

@@ -23,8 +23,9 @@ from convgrad.frontends.ascendc.picture import UNWRITTEN, core_colour, shade
 
 
 def tiling_of(cores: int = 1) -> ascendc.TConv3DBackpropInputTiling:
-    return ascendc.find_tiling(ascendc.describe(
-        (2, 15, 2, 6, 7), (15, 40, 2, 3, 2), ascendc.half, input_size=(4, 13, 14), stride=2, padding=(0, (1, 0), 0)), cores)
+    host = ascendc.describe((2, 15, 2, 6, 7), (15, 40, 2, 3, 2), ascendc.half, input_size=(4, 13, 14), stride=2,
+                            padding=(0, (1, 0), 0))
+    return ascendc.find_tiling(host, cores)
 
 
 def png_pixels(data: bytes) -> np.ndarray:

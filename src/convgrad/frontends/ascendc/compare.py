@@ -28,7 +28,8 @@ class Difference:
     def __str__(self) -> str:
         if self.block is None:
             return f"{self.wrong}; no block of the trace covers it"
-        return f"{self.wrong}; its block: " + ", ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, row(self.block)))
+        cells = ", ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, row(self.block)))
+        return f"{self.wrong}; its block: {cells}"
 
 
 def conv_of(t: TConv3DBackpropInputTiling) -> Conv:

@@ -9,6 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ...problem import checked_int
+
 DType = np.dtype[Any]
 
 half: DType = np.dtype(np.float16)
@@ -80,6 +82,11 @@ class B2Condition(IntEnum):
 
 KERNEL_TYPE = {ConvDtype.FLOAT16: half, ConvDtype.BF16: bfloat16_t, ConvDtype.FLOAT32: float32}
 HOST_TYPE = {kernel: host for host, kernel in KERNEL_TYPE.items()}
+
+
+def whole_numbers(method: str, **arguments: int) -> tuple[int, ...]:
+    """Return the arguments of a call as ints, or raise an error that names the one that is none."""
+    return tuple(checked_int(value, f"{method}: {name}", -2**63) for name, value in arguments.items())
 
 
 def type_name(dtype: DType) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from ...blocked import BLOCK_OUT
-from .conv_types import KERNEL_TYPE, ConvDtype, ConvFormat, DType, IterateOrder, TPosition
+from .conv_types import KERNEL_TYPE, ConvDtype, ConvFormat, DType, IterateOrder, TPosition, whole_numbers
 from .platform import PlatformInfo, has_api
 from .tiling import AXES, PAD_NAMES
 from .tiling_struct import ACCUMULATOR_BYTES, ceil_div
@@ -177,13 +177,13 @@ class Conv3dBpFilterTiling:
         self._refusals: list[str] = []
 
     def SetWeightShape(self, cout: int, cin: int, d: int, h: int, w: int) -> None:
-        self._weight = (cout, cin, d, h, w)
+        self._weight = whole_numbers("SetWeightShape", cout=cout, cin=cin, d=d, h=h, w=w)
 
     def SetInputShape(self, n: int, c: int, d: int, h: int, w: int) -> None:
-        self._input = (n, c, d, h, w)
+        self._input = whole_numbers("SetInputShape", n=n, c=c, d=d, h=h, w=w)
 
     def SetGradOutputShape(self, n: int, c: int, d: int, h: int, w: int) -> None:
-        self._grad_output = (n, c, d, h, w)
+        self._grad_output = whole_numbers("SetGradOutputShape", n=n, c=c, d=d, h=h, w=w)
 
     def SetWeightType(self, pos: TPosition, format: ConvFormat, dtype: ConvDtype) -> None:
         self._types["weight"] = (ConvFormat(format), ConvDtype(dtype))
@@ -195,13 +195,13 @@ class Conv3dBpFilterTiling:
         self._types["grad_output"] = (ConvFormat(format), ConvDtype(dtype))
 
     def SetPadding(self, front: int, back: int, up: int, down: int, left: int, right: int) -> None:
-        self._padding = (front, back, up, down, left, right)
+        self._padding = whole_numbers("SetPadding", front=front, back=back, up=up, down=down, left=left, right=right)
 
     def SetStride(self, d: int, h: int, w: int) -> None:
-        self._stride = (d, h, w)
+        self._stride = whole_numbers("SetStride", d=d, h=h, w=w)
 
     def SetDilation(self, d: int, h: int, w: int) -> None:
-        self._dilation = (d, h, w)
+        self._dilation = whole_numbers("SetDilation", d=d, h=h, w=w)
 
     def GetTiling(self, tilingData: TConv3DBpFilterTiling) -> int:
         """Fill the structure; return 0, or -1 (nothing written) with reasons in `explain()`."""

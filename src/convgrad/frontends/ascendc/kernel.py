@@ -20,6 +20,7 @@ from .conv_types import (
     float32,
     int32_t,
     type_name,
+    whole_numbers,
 )
 from .global_tensor import GlobalTensor
 from .misuse import Misuse
@@ -126,6 +127,8 @@ class Conv3DBackpropInput:
     def SetSingleShape(self, singleShapeM: int, singleShapeK: int, singleShapeN: int) -> None:
         """Give the piece: pixels (whole dX rows), K over all kernel depths, and channels. The order is M, K, N."""
         self.order.setter("SetSingleShape")
+        singleShapeM, singleShapeK, singleShapeN = whole_numbers(
+            "SetSingleShape", singleShapeM=singleShapeM, singleShapeK=singleShapeK, singleShapeN=singleShapeN)
         if self.order.strict:
             check_single_shape(self.tiling, singleShapeM, singleShapeK, singleShapeN)
         self._shape = PieceShape.of(self.tiling, singleShapeM, singleShapeK, singleShapeN)
@@ -133,6 +136,8 @@ class Conv3DBackpropInput:
     def SetStartPosition(self, curDinStartIdx: int, curHoStartIdx: int) -> None:
         """Give the depth of dX, and the first row in rows of the stretched dY: first dX row - backpropPadUp."""
         self.order.setter("SetStartPosition")
+        curDinStartIdx, curHoStartIdx = whole_numbers("SetStartPosition", curDinStartIdx=curDinStartIdx,
+                                                      curHoStartIdx=curHoStartIdx)
         if self.order.strict:
             check_start(self.tiling, curDinStartIdx, curHoStartIdx)
         self._start = (curDinStartIdx, curHoStartIdx)
@@ -234,7 +239,8 @@ class Conv3DBackpropInput:
             tensor: GlobalTensor = self._current(self._grad_output)
             real = tensor.read(
                 depth * t.cout1 * t.ho * t.wo * t.c0 + (first - aligned) * t.wo * t.c0,
-                (groups, last - first + 1, t.wo, t.c0), (t.ho * t.wo * t.c0, t.wo * t.c0, t.c0, 1), f"{NAME}: block m={block.m} n={block.n} reads dY")
+                (groups, last - first + 1, t.wo, t.c0), (t.ho * t.wo * t.c0, t.wo * t.c0, t.c0, 1),
+                f"{NAME}: block m={block.m} n={block.n} reads dY")
             top = first * t.strideH - block.start_row
             place = window[:, top:, t.backpropPadLeft:][:, ::t.strideH, ::t.strideW]
             fits = min(t.wo, place.shape[2])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .conv_types import HOST_TYPE, KERNEL_TYPE, ConvDtype, ConvFormat, TPosition
+from .conv_types import HOST_TYPE, KERNEL_TYPE, ConvDtype, ConvFormat, TPosition, whole_numbers
 from .platform import PlatformInfo, has_api
 from .tile_search import search, smallest_l1
 from .tiling_struct import Conv3DBackpropInputTilingData, TConv3DBackpropInputTiling, ceil_div
@@ -51,23 +51,26 @@ class Conv3DBpInputTiling:
 
     def SetWeightShape(self, cout: int, cin: int, d: int, h: int, w: int) -> bool:
         """Give the shape of the weight; False, and nothing stored, if a channel count contradicts an earlier call."""
+        cout, cin, *kernel = whole_numbers("SetWeightShape", cout=cout, cin=cin, d=d, h=h, w=w)
         if not self._agree(cout=cout, cin=cin):
             return False
-        self._kernel = (d, h, w)
+        self._kernel = tuple(kernel)
         return True
 
     def SetInputShape(self, n: int, c: int, d: int, h: int, w: int) -> bool:
         """Give the shape of the forward input, which is that of dX; False on a contradicting batch or channel count."""
+        n, c, *size = whole_numbers("SetInputShape", n=n, c=c, d=d, h=h, w=w)
         if not self._agree(batch=n, cin=c):
             return False
-        self._input = (d, h, w)
+        self._input = tuple(size)
         return True
 
     def SetGradOutputShape(self, n: int, c: int, d: int, h: int, w: int) -> bool:
         """Give the shape of dY; False on a contradicting batch or channel count."""
+        n, c, *size = whole_numbers("SetGradOutputShape", n=n, c=c, d=d, h=h, w=w)
         if not self._agree(batch=n, cout=c):
             return False
-        self._grad_output = (d, h, w)
+        self._grad_output = tuple(size)
         return True
 
     def _set_type(self, tensor: str, pos: TPosition, format: ConvFormat, dtype: ConvDtype) -> None:
@@ -86,21 +89,21 @@ class Conv3DBpInputTiling:
 
     def SetPadding(self, front: int, back: int, up: int, down: int, left: int, right: int) -> None:
         """Give the forward padding of the input."""
-        self._padding = (front, back, up, down, left, right)
+        self._padding = whole_numbers("SetPadding", front=front, back=back, up=up, down=down, left=left, right=right)
 
     def SetStride(self, d: int, h: int, w: int) -> None:
         """Give the forward strides."""
-        self._stride = (d, h, w)
+        self._stride = whole_numbers("SetStride", d=d, h=h, w=w)
 
     def SetDilation(self, d: int, h: int, w: int) -> None:
         """Give the forward dilations (1, 1, 1 unless called)."""
-        self._dilation = (d, h, w)
+        self._dilation = whole_numbers("SetDilation", d=d, h=h, w=w)
 
     def SetOutputPadding(self, d: int, h: int, w: int) -> bool:
         """Give the output padding of a transposed convolution; False, and nothing stored, after SetInputShape."""
         if self._input is not None:
             return False
-        self._output_padding = (d, h, w)
+        self._output_padding = whole_numbers("SetOutputPadding", d=d, h=h, w=w)
         return True
 
     # Tiling
