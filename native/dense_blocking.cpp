@@ -132,7 +132,8 @@ double Correlation::choose_blocking(int64_t element_bytes, int64_t limit, int64_
           block = std::min(padded(reduced), round_up(ceil_div(reduced, count), multiple));
           const int64_t box = positions * block * element_bytes;
           const int64_t joined = (h - 1) * layout.pitch + w;
-          const int64_t strips = std::max(ceil_div(joined, most), h * ceil_div(w, most)) * d;
+          const int64_t most_segments = std::min<int64_t>(w, 2 * int64_t(taps[2].offset.size()) + 1);
+          const int64_t strips = std::max(ceil_div(joined, most), h * (ceil_div(w, most) + most_segments)) * d;
           const int64_t tile_sums = int64_t(gemm->max_rows) * gemm->cols * sum_bytes;
           int64_t share = panel_count;
           if (count > 1) share = std::clamp(sums_budget / (strips * int64_t(phases.size()) * tile_sums), int64_t(1), share);

@@ -2,7 +2,6 @@
 #include "dense_correlate.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 
 #include "dense_store.h"
@@ -84,9 +83,17 @@ void pack_weight(const Run<T>& run) {
   });
 }
 
-// A range of neighbouring positions of the box, the pixels of one micro-kernel call (some may be no pixel).
+// The taps that land for some pixels, as offsets (bytes) into the box and into the packed weight.
+struct TapList {
+  int first[3], last[3];  // positions in the phase's lists of taps
+  std::vector<int64_t> box_offset, weight_offset;
+  bool whole;  // every tap of the list lands for every pixel it is used for
+};
+
+// Neighbouring positions of the box, the pixels of one micro-kernel call (some of them may be no pixel).
 struct Strip {
-  int64_t position, count;
+  int64_t depth, position, count;
+  size_t taps;  // index of its TapList
 };
 
 // One task: a tile of pixels of one image, one group, one block of result channels.
@@ -145,132 +152,189 @@ class TileTask {
       length[axis] = std::min(plan_.tile[axis], phase.axis[axis]->count - origin_[axis]);
       if (length[axis] <= 0) return true;
     }
-    collect_taps(phase, length, run_.block_pad(block));
-    collect_strips(length);
+    collect_strips(phase, length, run_.block_pad(block));
     const bool last_block = block + 1 == plan_.channel_blocks;
     const int64_t first_panel = block_ * plan_.panels_block;
     const int64_t last_panel = std::min(plan_.panels, first_panel + plan_.panels_block);
     bool clean = true;
     for (int64_t panel = first_panel; panel < last_panel; ++panel) {
       const T* weight = run_.weight + run_.weight_at(group_, block, phase, panel);
-      for (int64_t depth = 0; depth < length[0]; ++depth)
-        for (const Strip& strip : strips_) {
-          Sum* sums = sums_;
-          if (plan_.channel_blocks > 1) sums += tile_sums_ * (1 + sums_before++);
-          const int64_t position = depth * plan_.box.height * plan_.box.pitch + strip.position;
-          multiply(weight, panel, position, strip.count, block, careful, sums, phase, length);
-          if (last_block) clean &= store(phase, panel, depth, strip, length, sums) || careful || !meets_padding_;
-        }
+      for (const Strip& strip : strips_) {
+        Sum* sums = sums_;
+        if (plan_.channel_blocks > 1) sums += tile_sums_ * (1 + sums_before++);
+        multiply(weight, panel, strip, block, careful, sums, phase, length);
+        if (last_block) clean &= store(phase, panel, strip, length, sums) || careful || tap_lists_[strip.taps].whole;
+      }
     }
     return clean;
   }
 
-  // The taps that land for at least one pixel of this tile, as offsets into the box and into the packed weight.
-  void collect_taps(const Phase& phase, const int64_t (&length)[3], int64_t pad) {
-    box_offset_.clear();
-    weight_offset_.clear();
-    tap_index_.clear();
-    meets_padding_ = false;
-    const int64_t box_step = plan_.pixels_are_rows ? box_pitch_ : Packed<T>::pair;
-    int64_t index = 0;
-    auto lands = [&](int axis, int tap) {
-      const Range range = landing(origin_[axis], length[axis], plan_.taps[axis].step,
-                                  plan_.taps[axis].offset[size_t(tap)], plan_.source_size[axis]);
-      if (!range.empty() && (range.first > 0 || range.last < length[axis])) meets_padding_ = true;
-      return !range.empty();
-    };
-    for (int td : phase.axis[0]->taps) {
-      const bool in_d = lands(0, td);
-      for (int th : phase.axis[1]->taps) {
-        const bool in_h = in_d && lands(1, th);
-        for (int tw : phase.axis[2]->taps) {
-          if (in_h && lands(2, tw)) {
-            box_offset_.push_back(plan_.box.tap_position(td, th, tw) * box_step * int64_t(sizeof(T)));
-            weight_offset_.push_back(index * pad * plan_.panel * int64_t(sizeof(T)));
-            tap_index_.push_back({td, th, tw});
-          }
-          ++index;
-        }
-      }
+  // Taps of one axis that land for at least one of the pixels [from, from + count) of the tile: a range, because
+  // offsets rise or fall with the tap.
+  struct TapRange {
+    int first, last;
+    bool whole;
+    bool operator==(const TapRange&) const = default;
+  };
+  TapRange landing_taps(const Phase& phase, int axis, int64_t from, int64_t count) const {
+    const std::vector<int>& list = phase.axis[axis]->taps;
+    TapRange range{0, 0, true};
+    for (size_t i = 0; i < list.size(); ++i) {
+      const Range pixels = landing(origin_[axis] + from, count, plan_.taps[axis].step,
+                                   plan_.taps[axis].offset[size_t(list[i])], plan_.source_size[axis]);
+      if (pixels.empty()) continue;
+      if (range.first == range.last) range.first = int(i);
+      range.last = int(i) + 1;
+      range.whole &= pixels.first == 0 && pixels.last == count;
     }
+    return range;
   }
 
-  // Pixels run over the rows of a plane without a break (the few positions between rows are dropped), or row by row.
-  void collect_strips(const int64_t (&length)[3]) {
+  size_t tap_list(const Phase& phase, const TapRange& d, const TapRange& h, const TapRange& w, int64_t pad) {
+    const TapRange ranges[3] = {d, h, w};
+    for (size_t i = 0; i < tap_lists_.size(); ++i) {
+      bool same = true;
+      for (int axis = 0; axis < 3; ++axis)
+        same &= tap_lists_[i].first[axis] == ranges[axis].first && tap_lists_[i].last[axis] == ranges[axis].last;
+      if (same && tap_lists_[i].whole == (d.whole && h.whole && w.whole)) return i;
+    }
+    TapList list;
+    for (int axis = 0; axis < 3; ++axis) {
+      list.first[axis] = ranges[axis].first;
+      list.last[axis] = ranges[axis].last;
+    }
+    list.whole = d.whole && h.whole && w.whole;
+    const std::vector<int>&taps_d = phase.axis[0]->taps, &taps_h = phase.axis[1]->taps, &taps_w = phase.axis[2]->taps;
+    const int64_t box_step = plan_.pixels_are_rows ? box_pitch_ : Packed<T>::pair;
+    for (int td = d.first; td < d.last; ++td)
+      for (int th = h.first; th < h.last; ++th)
+        for (int tw = w.first; tw < w.last; ++tw) {
+          const int64_t index = (td * int64_t(taps_h.size()) + th) * int64_t(taps_w.size()) + tw;
+          const int64_t position =
+              plan_.box.tap_position(taps_d[size_t(td)], taps_h[size_t(th)], taps_w[size_t(tw)]);
+          list.box_offset.push_back(position * box_step * int64_t(sizeof(T)));
+          list.weight_offset.push_back(index * pad * plan_.panel * int64_t(sizeof(T)));
+        }
+    tap_lists_.push_back(std::move(list));
+    return tap_lists_.size() - 1;
+  }
+
+  // Cuts the pixels of the tile into strips, plane by plane, by whichever of three ways costs least: running over the
+  // rows without a break (positions between rows are dropped), row by row with only the taps that land in that row, or
+  // also by the columns where the set of landing taps changes.
+  void collect_strips(const Phase& phase, const int64_t (&length)[3], int64_t pad) {
     const int64_t most = plan_.pixels_are_rows ? plan_.gemm->max_rows : plan_.gemm->cols;
     const int64_t unit = plan_.pixels_are_rows ? (most == 32 ? 16 : 1) : plan_.gemm->run_half ? most / 2 : most;
-    const int64_t joined = (length[1] - 1) * plan_.box.pitch + length[2];
-    auto cost = [&](int64_t count) { return round_up(count, unit) + ceil_div(count, most) * unit / 2; };
-    strips_.clear();
-    auto cut = [&](int64_t from, int64_t count) {
-      const int64_t pieces = ceil_div(count, most);
-      const int64_t size = plan_.pixels_are_rows ? round_up(ceil_div(count, pieces), unit) : most;
-      for (int64_t i = 0; i < count; i += size) strips_.push_back({from + i, std::min(size, count - i)});
+    const double fixed = plan_.pixels_are_rows && unit == 1 ? 0.6 : 0.04 * double(most);
+    auto cost = [&](int64_t count, const TapRange& h, const TapRange& w) {
+      return (double(round_up(count, unit)) + double(ceil_div(count, most)) * fixed) * (h.last - h.first) * (w.last - w.first);
     };
-    if (cost(joined) <= length[1] * cost(length[2])) {
-      cut(0, joined);
-    } else {
-      for (int64_t row = 0; row < length[1]; ++row) cut(row * plan_.box.pitch, length[2]);
+    strips_.clear();
+    tap_lists_.clear();
+    auto cut = [&](int64_t depth, int64_t from, int64_t count, size_t taps) {
+      const int64_t size = plan_.pixels_are_rows ? round_up(ceil_div(count, ceil_div(count, most)), unit) : most;
+      for (int64_t i = 0; i < count; i += size) strips_.push_back({depth, from + i, std::min(size, count - i), taps});
+    };
+    const TapRange all_h = landing_taps(phase, 1, 0, length[1]), all_w = landing_taps(phase, 2, 0, length[2]);
+    const int64_t joined = (length[1] - 1) * plan_.box.pitch + length[2];
+    rows_.clear();
+    double row_cost = 0, joined_cost = cost(joined, all_h, all_w);
+    for (int64_t row = 0; row < length[1]; ++row) {
+      rows_.push_back(landing_taps(phase, 1, row, 1));
+      row_cost += cost(length[2], rows_.back(), all_w);
+    }
+    // Columns where the set of taps changes.
+    segments_.clear();
+    double segment_cost = 0;
+    if (!all_w.whole) {
+      for (int64_t column = 0; column < length[2]; ++column) {
+        const TapRange taps = landing_taps(phase, 2, column, 1);
+        if (!segments_.empty() && segments_.back().taps == taps) {
+          ++segments_.back().count;
+        } else {
+          segments_.push_back({column, 1, taps});
+        }
+      }
+      for (const TapRange& row : rows_)
+        for (const Segment& segment : segments_) segment_cost += cost(segment.count, row, segment.taps);
+    }
+    if (segments_.empty() || row_cost <= segment_cost) {
+      segments_.assign(1, {0, length[2], all_w});
+      segment_cost = row_cost;
+    }
+    for (int64_t depth = 0; depth < length[0]; ++depth) {
+      const TapRange d = landing_taps(phase, 0, depth, 1);
+      const int64_t plane = depth * plan_.box.height * plan_.box.pitch;
+      if (joined_cost <= segment_cost) {
+        cut(depth, plane, joined, tap_list(phase, d, all_h, all_w, pad));
+        continue;
+      }
+      for (int64_t row = 0; row < length[1]; ++row)
+        for (const Segment& segment : segments_)
+          cut(depth, plane + row * plan_.box.pitch + segment.first, segment.count,
+              tap_list(phase, d, rows_[size_t(row)], segment.taps, pad));
     }
   }
 
-  void multiply(const T* weight, int64_t panel, int64_t position, int64_t count, int64_t block, bool careful,
-                Sum* sums, const Phase& phase, const int64_t (&length)[3]) {
-    (void)phase;
+  void multiply(const T* weight, int64_t panel, const Strip& strip, int64_t block, bool careful, Sum* sums,
+                const Phase& phase, const int64_t (&length)[3]) {
     const Gemm& gemm = *plan_.gemm;
+    const TapList& taps = tap_lists_[strip.taps];
     const int64_t pad = run_.block_pad(block), channels = std::min(plan_.panel, plan_.results - panel * plan_.panel);
     GemmCall call;
     const char* box = reinterpret_cast<const char*>(box_);
     if (plan_.pixels_are_rows) {
-      call.a = box + position * box_pitch_ * int64_t(sizeof(T));
+      call.a = box + strip.position * box_pitch_ * int64_t(sizeof(T));
       call.lda = box_pitch_ * int64_t(sizeof(T));
-      call.a_offset = box_offset_.data();
+      call.a_offset = taps.box_offset.data();
       call.b = reinterpret_cast<const char*>(weight);
       call.ldb = plan_.panel * Packed<T>::pair * int64_t(sizeof(T));
-      call.b_offset = weight_offset_.data();
-      call.rows = int(count);
+      call.b_offset = taps.weight_offset.data();
+      call.rows = int(strip.count);
     } else {
       call.a = reinterpret_cast<const char*>(weight);
       call.lda = pad * int64_t(sizeof(T));
-      call.a_offset = weight_offset_.data();
-      call.b = box + position * Packed<T>::pair * int64_t(sizeof(T));
+      call.a_offset = taps.weight_offset.data();
+      call.b = box + strip.position * Packed<T>::pair * int64_t(sizeof(T));
       call.ldb = box_pitch_ * int64_t(sizeof(T));
-      call.b_offset = box_offset_.data();
+      call.b_offset = taps.box_offset.data();
       call.rows = int(channels);
     }
-    const int64_t columns = plan_.pixels_are_rows ? channels : count;
+    const int64_t columns = plan_.pixels_are_rows ? channels : strip.count;
     const auto kernel = gemm.run_half && columns <= gemm.cols / 2 ? gemm.run_half : gemm.run;
     call.c = reinterpret_cast<char*>(sums);
     call.ldc = gemm.cols;
     call.k = pad;
     call.accumulate = block > 0;
-    call.batch = int64_t(box_offset_.size());
+    call.batch = int64_t(taps.box_offset.size());
     if (!careful) return kernel(call);
-    multiply_carefully(call, kernel, position, count, block, sums, length);
+    multiply_carefully(call, kernel, strip, block, sums, phase, length);
   }
 
   // One tap at a time, adding only the pixels for which it lands: a zero that stands for padding never meets a weight.
-  void multiply_carefully(GemmCall call, void (*kernel)(const GemmCall&), int64_t position, int64_t count,
-                          int64_t block, Sum* sums, const int64_t (&length)[3]) {
+  void multiply_carefully(GemmCall call, void (*kernel)(const GemmCall&), const Strip& strip, int64_t block, Sum* sums,
+                          const Phase& phase, const int64_t (&length)[3]) {
     const Gemm& gemm = *plan_.gemm;
-    const int64_t plane = plan_.box.height * plan_.box.pitch;
-    const int64_t depth = position / plane, start = position % plane;
+    const int64_t plane = plan_.box.height * plan_.box.pitch, start = strip.position % plane, count = strip.count;
+    const TapList& taps = tap_lists_[strip.taps];
     std::vector<Sum> part(size_t(gemm.max_rows * gemm.cols));
     if (block == 0) std::fill(sums, sums + tile_sums_, Sum(0));
     call.c = reinterpret_cast<char*>(part.data());
     call.accumulate = false;
     call.batch = 1;
-    for (const auto& tap : tap_index_) {
+    int tap[3] = {taps.first[0], taps.first[1], taps.first[2]};
+    for (size_t n = 0; n < taps.box_offset.size(); ++n) {
       for (int64_t i = 0; i < count; ++i) {
-        const int64_t pixel[3] = {depth, (start + i) / plan_.box.pitch, (start + i) % plan_.box.pitch};
+        const int64_t pixel[3] = {strip.depth, (start + i) / plan_.box.pitch, (start + i) % plan_.box.pitch};
         bool lands = true;
         for (int axis = 0; axis < 3; ++axis) {
           const int64_t at = (origin_[axis] + pixel[axis]) * plan_.taps[axis].step +
-                             plan_.taps[axis].offset[size_t(tap[size_t(axis)])];
+                             plan_.taps[axis].offset[size_t(phase.axis[axis]->taps[size_t(tap[axis])])];
           lands &= pixel[axis] < length[axis] && at >= 0 && at < plan_.source_size[axis];
         }
         lands_[i] = lands;
       }
+      for (int axis = 2; axis >= 0 && ++tap[axis] == taps.last[axis]; --axis) tap[axis] = taps.first[axis];
       kernel(call);
       ++call.a_offset;
       ++call.b_offset;
@@ -284,21 +348,20 @@ class TileTask {
   }
 
   // Writes the pixels of a strip; false if one of them is NaN.
-  bool store(const Phase& phase, int64_t panel, int64_t depth, const Strip& strip, const int64_t (&length)[3],
-             const Sum* sums) {
+  bool store(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3], const Sum* sums) {
     const Tensor& result = run_.result;
     const int64_t channel = group_ * plan_.results + panel * plan_.panel;
     const int64_t channels = std::min(plan_.panel, plan_.results - panel * plan_.panel);
     const AxisPhase &pd = *phase.axis[0], &ph = *phase.axis[1], &pw = *phase.axis[2];
     char* plane = result.data + image_ * result.stride[axis_n] + channel * result.stride[axis_c] +
-                  (pd.first + (origin_[0] + depth) * pd.stride) * result.stride[axis_d];
+                  (pd.first + (origin_[0] + strip.depth) * pd.stride) * result.stride[axis_d];
     const int64_t pixel_stride = pw.stride * result.stride[axis_w], ldc = plan_.gemm->cols;
-    const int64_t last = strip.position + strip.count;
+    const int64_t start = strip.position - strip.depth * plan_.box.height * plan_.box.pitch, last = start + strip.count;
     bool clean = true;
-    for (int64_t at = strip.position; at < last;) {
+    for (int64_t at = start; at < last;) {
       const int64_t row = at / plan_.box.pitch, column = at % plan_.box.pitch;
       const int64_t next = std::min(last, (row + 1) * plan_.box.pitch);
-      const int64_t count = std::min(next - at, length[2] - column), from = at - strip.position;
+      const int64_t count = std::min(next - at, length[2] - column), from = at - start;
       at = next;
       if (count <= 0) continue;
       char* dst = plane + (ph.first + (origin_[1] + row) * ph.stride) * result.stride[axis_h] +
@@ -317,10 +380,14 @@ class TileTask {
   int64_t origin_[3], block_, group_, image_, box_pitch_ = 0, tile_sums_;
   T* box_;
   Sum* sums_;
-  bool meets_padding_ = false;
-  std::vector<int64_t> box_offset_, weight_offset_;
-  std::vector<std::array<int, 3>> tap_index_;
+  struct Segment {
+    int64_t first, count;
+    TapRange taps;
+  };
+  std::vector<TapList> tap_lists_;
   std::vector<Strip> strips_;
+  std::vector<TapRange> rows_;
+  std::vector<Segment> segments_;
   bool lands_[64];
 };
 
