@@ -7,6 +7,7 @@
 #include <array>
 #include <cstring>
 
+#include "ceilings.h"
 #include "conv.h"
 #include "scratch.h"
 #include "threads.h"
@@ -162,4 +163,14 @@ NB_MODULE(_native, module) {
   module.def("isa_available", [](const std::string& name) { return find_isa(name.c_str()) != nullptr; });
   module.def("set_num_threads", &set_threads);
   module.def("get_num_threads", &get_threads);
+  // (f32 flops, bf16 flops, copied bytes) per second, and with which instructions
+  module.def("measure_ceilings", [](int threads) {
+    Ceilings found;
+    {
+      nb::gil_scoped_release released;
+      found = measure_ceilings(threads < 1 ? get_threads() : threads);
+    }
+    const std::string how = std::string(found.f32_instructions) + ", " + found.bf16_instructions + ", copies";
+    return nb::make_tuple(found.f32_flops, found.bf16_flops, found.copy_bytes, how);
+  });
 }
