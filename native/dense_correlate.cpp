@@ -1,87 +1,13 @@
 // The correlation: packs the weight once, then every task packs boxes, multiplies and stores one tile of results.
-#include "dense_correlate.h"
+#include "dense_run.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "dense_store.h"
 #include "threads.h"
 
 namespace convgrad {
 namespace {
-
-// What one run needs everywhere.
-template <typename T>
-struct Run {
-  const Correlation& plan;
-  const Arguments& arguments;
-  const Tensor& source;
-  const Tensor& result;
-  Packer<T> packer;
-  Store<T> store;
-  T* weight;
-  char* slots;
-
-  Run(const Correlation& correlation, const Arguments& args)
-      : plan(correlation), arguments(args),
-        source(correlation.problem.wrt & wrt_output ? args.x : args.y),
-        result(correlation.problem.wrt & wrt_output ? args.y : args.x),
-        packer(*correlation.problem.isa, correlation.problem.dtype, correlation.problem.compute),
-        store(*correlation.problem.isa, correlation.problem.out_dtype),
-        weight(reinterpret_cast<T*>(args.workspace)), slots(args.workspace + correlation.weight_bytes) {}
-
-  // Elements of the packed weight before [group][channel block][phase][panel][tap].
-  int64_t weight_at(int64_t group, int64_t block, const Phase& phase, int64_t panel) const {
-    const int64_t row = plan.tap_total * plan.panels * plan.panel;  // elements per summed channel
-    const int64_t before = group * plan.channel_pad + block * plan.channel_block;
-    return before * row + block_pad(block) * (phase.tap_base * plan.panels + panel * phase.tap_count) * plan.panel;
-  }
-  int64_t block_channels(int64_t block) const {
-    return std::min(plan.channel_block, plan.reduced - block * plan.channel_block);
-  }
-  int64_t block_pad(int64_t block) const { return plan.padded(block_channels(block)); }
-};
-
-template <typename T>
-void pack_weight(const Run<T>& run) {
-  const Correlation& plan = run.plan;
-  const Geometry& geo = plan.problem.geo;
-  const Tensor& w = run.arguments.w;
-  const bool forward = plan.problem.wrt & wrt_output;
-  const int64_t phases = int64_t(plan.phases.size());
-  const int64_t tasks = geo.G * plan.channel_blocks * phases * plan.panels;
-  parallel_for(tasks, run.arguments.threads, [&](int64_t task, int) {
-    const int64_t panel = task % plan.panels, rest = task / plan.panels;
-    const Phase& phase = plan.phases[size_t(rest % phases)];
-    const int64_t block = rest / phases % plan.channel_blocks, group = rest / phases / plan.channel_blocks;
-    const int64_t channels = run.block_channels(block), pad = run.block_pad(block);
-    const int64_t c0 = block * plan.channel_block, r0 = panel * plan.panel;
-    Matrix matrix;
-    matrix.channel_stride = forward ? w.stride[axis_i] : w.stride[axis_o];
-    matrix.position_stride = forward ? w.stride[axis_o] : w.stride[axis_i];
-    matrix.positions = plan.panel;
-    matrix.first = 0;
-    matrix.last = std::min(plan.panel, plan.results - r0);
-    matrix.channels = channels;
-    matrix.channels_padded = pad;
-    const char* base = w.data + group * geo.group_out() * w.stride[axis_o] + c0 * matrix.channel_stride +
-                       r0 * matrix.position_stride;
-    T* dst = run.weight + run.weight_at(group, block, phase, panel);
-    for (int td : phase.axis[0]->taps)
-      for (int th : phase.axis[1]->taps)
-        for (int tw : phase.axis[2]->taps) {
-          matrix.data = base + plan.taps[0].kernel_index[size_t(td)] * w.stride[axis_d] +
-                        plan.taps[1].kernel_index[size_t(th)] * w.stride[axis_h] +
-                        plan.taps[2].kernel_index[size_t(tw)] * w.stride[axis_w];
-          if (plan.pixels_are_rows) {
-            run.packer(matrix, Arrange::channel_pairs, dst, plan.panel * Packed<T>::pair);
-          } else {
-            run.packer(matrix, Arrange::by_position, dst, pad);
-          }
-          dst += pad * plan.panel;
-        }
-  });
-}
 
 // The taps that land for some pixels, as offsets (bytes) into the box and into the packed weight.
 struct TapList {

@@ -52,6 +52,8 @@ class Packer {
  public:
   Packer(const Isa& isa, Dtype dtype, Compute compute);
   void operator()(const Matrix& matrix, Arrange arrange, T* dst, int64_t pitch) const;
+  // n neighbouring elements as they are, converted and rounded.
+  void line(const char* src, int64_t n, T* dst) const { read(src, 0, size_of(dtype_), 1, n, dst, 0); }
 
  private:
   struct Lines;
