@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <numeric>
 
 #include "grouped.h"
 #include "threads.h"
@@ -12,6 +13,7 @@ namespace convgrad {
 static constexpr double cycles_per_product = 1.15, cycles_across_channels = 2.5, cycles_transposed = 8,
                         cycles_one_by_one = 60;
 static constexpr double clock_hz = 3.0e9, bytes_per_second = 15e9;  // of one core
+static constexpr int64_t cache_bytes = 16 << 20;  // results that move more are written around the caches
 static constexpr int64_t tasks_wanted = 16;  // so that a few threads share the work evenly; a constant, for the bits
 
 // Cycles to bring one vector of a tensor with these nominal strides into lane form, or out of it.
@@ -19,6 +21,14 @@ double lane_move_cycles(const int64_t* stride, int64_t bytes, int64_t channels, 
   const bool power = (channels & (channels - 1)) == 0 && channels <= 16;
   if (spread.images == 1 && power && stride[axis_c] == bytes) return cycles_across_channels + (channels > 1 ? 3 : 0);
   return stride[axis_w] == bytes ? cycles_transposed : cycles_one_by_one;
+}
+
+int64_t blocks_together(const int64_t* stride, const Problem& problem, const LaneSpread& spread, int64_t channels) {
+  const int64_t bytes = size_of(problem.dtype);
+  if (stride[axis_c] != bytes || spread.images > 1) return 1;
+  constexpr int64_t stretch = 512;  // bytes
+  const int64_t most = std::clamp<int64_t>(divide_up(stretch, spread.lanes * bytes * channels), 1, 8);
+  return divide_up(spread.weight_blocks, divide_up(spread.weight_blocks, most));
 }
 
 BoxCut choose_box(const int64_t* size, int64_t blocks, int64_t limit_vectors,
@@ -68,7 +78,8 @@ struct CorrelatePlan {
   LaneKernels kernels;
   BoxCut cut;
   std::vector<AxisPhase> phases[3];
-  int64_t packed_bytes, finite_bytes, slab_vectors, scratch_bytes, weight_blocks_per_task;
+  int64_t packed_bytes, finite_bytes, slab_vectors, scratch_bytes, together, batch;
+  bool stream;
 
   explicit CorrelatePlan(const Problem& p)
       : problem(p), correlation{&problem.geo, p.wrt == wrt_input},
@@ -91,16 +102,19 @@ void CorrelatePlan::run(const Arguments& args) const {
   pack_lane_weights(geo, spread, args.w, operand, packed, finite, args.threads);
 
   const int64_t vector_bytes = problem.isa->vector_bytes, taps = geo.taps();
-  const int64_t block_bytes = geo.group_out() * geo.group_in() * taps * vector_bytes;
-  const int64_t wide_blocks = divide_up(spread.weight_blocks, weight_blocks_per_task);
-  const int64_t boxes = cut.boxes();
+  const int64_t block_vectors = geo.group_out() * geo.group_in() * taps;
+  const int64_t wide_blocks = divide_up(spread.weight_blocks, together), boxes = cut.boxes();
   parallel_for(spread.image_blocks * boxes * wide_blocks, args.threads, [&](int64_t task, int slot) {
+    const int64_t image_block = task / wide_blocks / boxes, first = task % wide_blocks * together;
+    const int64_t blocks = std::min(together, spread.weight_blocks - first);
     char* slab = scratch + slot * scratch_bytes;
     LaneCorrelation job{};
     job.to_box = cut.box(task / wide_blocks % boxes, correlation.to_size());
     job.source_box = correlation.source(job.to_box);
     job.slab = slab;
-    job.row = slab + slab_vectors * vector_bytes;
+    job.batch = batch;
+    job.rows = slab + together * slab_vectors * vector_bytes;
+    job.weight_block = block_vectors;
     job.weight_to = (input ? 1 : geo.group_in()) * taps;
     job.weight_from = (input ? geo.group_in() : 1) * taps;
     job.weight_tap[0] = geo.kernel[1] * geo.kernel[2];
@@ -112,19 +126,17 @@ void CorrelatePlan::run(const Arguments& args) const {
       job.phase[a] = phases[a].data();
       job.phases[a] = int64_t(phases[a].size());
     }
-    const int64_t image_block = task / wide_blocks / boxes, first = task % wide_blocks * weight_blocks_per_task;
-    for (int64_t block = first; block < std::min(first + weight_blocks_per_task, spread.weight_blocks); ++block) {
-      const LanePlanes planes = spread.planes(geo, from, job.source_channels, operand, image_block, block);
-      kernels.load(planes, job.source_box, job.source_size, slab);
-      if (operand.round) {
-        const int64_t* e = job.source_box.extent;
-        operand.round(reinterpret_cast<float*>(slab), job.source_channels * e[0] * e[1] * e[2] * spread.lanes);
-      }
-      job.weights = packed + block * block_bytes;
-      job.careful = !finite[block];
-      job.to = spread.planes(geo, to, correlation.to_channels(), result, image_block, block);
-      kernels.correlate(job);
+    kernels.load(spread.planes(geo, from, job.source_channels, operand, image_block, first, blocks), job.source_box,
+                 job.source_size, slab);
+    if (operand.round) {
+      const int64_t* e = job.source_box.extent;
+      operand.round(reinterpret_cast<float*>(slab), blocks * job.source_channels * e[0] * e[1] * e[2] * spread.lanes);
     }
+    job.weights = packed + first * block_vectors * vector_bytes;
+    job.finite = finite + first;
+    job.to = spread.planes(geo, to, correlation.to_channels(), result, image_block, first, blocks);
+    job.to.stream = stream;
+    kernels.correlate(job);
   });
 }
 
@@ -144,25 +156,33 @@ std::optional<Plan> plan_grouped(const Problem& problem, std::string& why_not) {
   const int64_t vector_bytes = problem.isa->vector_bytes, bytes = size_of(problem.dtype);
   for (int a = 0; a < 3; ++a) p->phases[a] = way.phases(a);
 
-  // Several neighbouring vectors of channels per task where channels lie together: whole cache lines for one thread.
   const int64_t* from_nominal = way.input ? problem.y_nominal : problem.x_nominal;
   const int64_t* to_nominal = way.input ? problem.x_nominal : problem.y_nominal;
-  const int64_t run_bytes = p->spread.lanes * bytes * std::min(geo.group_in(), geo.group_out());
-  p->weight_blocks_per_task = from_nominal[axis_c] == bytes ? std::max<int64_t>(1, 256 / run_bytes) : 1;
+  p->together = blocks_together(from_nominal, problem, p->spread, std::min(geo.group_in(), geo.group_out()));
+  const int64_t moved = geo.N * (geo.C * geo.in_pixels() + geo.K * geo.out_pixels()) * bytes;
+  p->stream = moved > cache_bytes;
 
-  const auto held = [&](const int64_t* extent) {
+  const auto slab = [&](const int64_t* extent) {
     return way.from_channels() * way.source_extent(0, extent[0]) * way.source_extent(1, extent[1]) *
-               way.source_extent(2, extent[2]) +
-           way.to_channels() * extent[2];
+           way.source_extent(2, extent[2]);
   };
-  const int64_t blocks = p->spread.image_blocks * divide_up(p->spread.weight_blocks, p->weight_blocks_per_task);
+  // As many rows at once as make whole vectors of pixels, where pixels lie together; never more than the box has.
+  const auto batch = [&](const int64_t* extent) {
+    const int64_t whole = p->spread.lanes / std::gcd(p->spread.lanes, extent[2]);
+    return std::min<int64_t>({extent[1], most_batch, std::max<int64_t>(whole, divide_up(128, extent[2]))});
+  };
+  const auto held = [&](const int64_t* extent) {
+    return p->together * (slab(extent) + way.to_channels() * batch(extent) * extent[2]);
+  };
+  const int64_t blocks = p->spread.image_blocks * divide_up(p->spread.weight_blocks, p->together);
   int64_t limit = l2_bytes() / 3 / vector_bytes;
   p->packed_bytes = round_up(p->spread.weight_blocks * geo.group_out() * geo.group_in() * geo.taps() * vector_bytes, 64);
   p->finite_bytes = round_up(p->spread.weight_blocks, 64);
   int64_t workspace = 0;
   for (;; limit /= 2) {
     p->cut = choose_box(way.to_size(), blocks, limit, held);
-    p->slab_vectors = held(p->cut.extent) - way.to_channels() * p->cut.extent[2];
+    p->slab_vectors = slab(p->cut.extent);
+    p->batch = batch(p->cut.extent);
     p->scratch_bytes = round_up(held(p->cut.extent) * vector_bytes, 64);
     workspace = p->packed_bytes + p->finite_bytes + p->scratch_bytes * problem.threads;
     if (workspace <= problem.max_workspace || limit <= 1) break;
@@ -181,7 +201,6 @@ std::optional<Plan> plan_grouped(const Problem& problem, std::string& why_not) {
   const double cycles = vectors_out * reach * way.from_channels() * cycles_per_product +
                         vectors_in * lane_move_cycles(from_nominal, bytes, way.from_channels(), p->spread) +
                         vectors_out * lane_move_cycles(to_nominal, size_of(problem.out_dtype), way.to_channels(), p->spread);
-  const double moved = double(geo.N) * (geo.C * geo.in_pixels() + geo.K * geo.out_pixels()) * bytes;
   const int threads = std::max(1, problem.threads);
 
   Plan plan;
@@ -189,7 +208,7 @@ std::optional<Plan> plan_grouped(const Problem& problem, std::string& why_not) {
                 (problem.dtype == Dtype::f64 ? "f64_" : "f32_") + std::to_string(p->spread.lanes) + "lanes_" +
                 problem.isa->name;
   plan.workspace_bytes = workspace;
-  plan.seconds = std::max(cycles / clock_hz, moved / bytes_per_second) / threads;
+  plan.seconds = std::max(cycles / clock_hz, double(moved) / bytes_per_second) / threads;
   char note[256];
   std::snprintf(note, sizeof note, "%lld boxes of %lldx%lldx%lld pixels, %lld vectors held, %lld tasks",
                 (long long)p->cut.boxes(), (long long)p->cut.extent[0], (long long)p->cut.extent[1],

@@ -14,9 +14,9 @@ struct LaneSpread {
 
   LaneSpread(const Geometry& geo, int lanes);
 
-  // The planes of `tensor` in block (image_block, weight_block); `channels` per group.
+  // The planes of `tensor` in `blocks` weight blocks from the first one on; `channels` per group.
   LanePlanes planes(const Geometry& geo, const Tensor& tensor, int64_t channels, const ElementCode& code,
-                    int64_t image_block, int64_t weight_block) const;
+                    int64_t image_block, int64_t weight_block, int64_t blocks) const;
   // The group in a lane of a weight block, or -1 where the lane is empty.
   int64_t group_of(const Geometry& geo, int64_t weight_block, int lane) const;
 };
@@ -67,6 +67,8 @@ void pack_lane_weights(const Geometry& geo, const LaneSpread& spread, const Tens
 // The cut of `size` whose boxes fit `limit_vectors` (as counted by `vectors`) with the least data held twice.
 BoxCut choose_box(const int64_t* size, int64_t blocks, int64_t limit_vectors,
                   const std::function<int64_t(const int64_t*)>& vectors);
+// Weight blocks to move together: where channels lie together, so many that whole stretches of memory are read.
+int64_t blocks_together(const int64_t* stride, const Problem& problem, const LaneSpread& spread, int64_t channels);
 // Cycles to move one vector of a tensor with these nominal strides into or out of lane form.
 double lane_move_cycles(const int64_t* stride, int64_t bytes, int64_t channels, const LaneSpread& spread);
 

@@ -21,17 +21,22 @@ int64_t LaneSpread::group_of(const Geometry& geo, int64_t weight_block, int lane
 }
 
 LanePlanes LaneSpread::planes(const Geometry& geo, const Tensor& tensor, int64_t channels, const ElementCode& code,
-                              int64_t image_block, int64_t weight_block) const {
-  LanePlanes p{tensor.data, tensor.stride, code, channels, 0, {}, 0};
+                              int64_t image_block, int64_t weight_block, int64_t blocks) const {
+  LanePlanes p{};
+  p.data = tensor.data;
+  p.stride = tensor.stride;
+  p.code = code;
+  p.channels = channels;
+  p.blocks = blocks;
   const int64_t image = image_block * images, first_group = images > 1 ? 0 : weight_block * lanes;
   const int64_t group_step = channels * tensor.stride[axis_c];
-  const int64_t here = std::min(images, geo.N - image);
-  p.lanes = int(images > 1 ? here * geo.G : std::min<int64_t>(lanes, geo.G - first_group));
-  for (int l = 0; l < p.lanes; ++l) {
+  p.planes = images > 1 ? std::min(images, geo.N - image) * geo.G : std::min(lanes * blocks, geo.G - first_group);
+  for (int l = 0; l < lanes; ++l) {
     const int64_t n = image + (images > 1 ? l / geo.G : 0), group = images > 1 ? l % geo.G : first_group + l;
     p.offset[l] = n * tensor.stride[axis_n] + group * group_step;
   }
   p.lane_step = images > 1 ? 0 : group_step;
+  p.block_step = lanes * group_step;
   return p;
 }
 

@@ -20,7 +20,7 @@ struct WeightPlan {
   LaneSpread spread;
   LaneKernels kernels;
   BoxCut cut;
-  int64_t chunks, x_vectors, dy_vectors, sum_vectors, scratch_bytes;
+  int64_t chunks, together, x_vectors, dy_vectors, sum_vectors, scratch_bytes;
 
   explicit WeightPlan(const Problem& p)
       : problem(p), spread(p.geo, p.isa->vector_bytes / int(element_bytes())), kernels(p.isa->level) {}
@@ -31,42 +31,47 @@ struct WeightPlan {
   bool bias() const { return problem.wrt & wrt_bias; }
   int64_t items() const { return spread.image_blocks * cut.boxes(); }
 
-  void chunk(const Arguments& args, int64_t block, int64_t index, char* sums, char* scratch) const;
+  void chunk(const Arguments& args, int64_t first, int64_t index, char* sums, char* scratch) const;
   template <typename T>
   void finish(const Arguments& args, int64_t block, char* sums) const;
   void run(const Arguments& args) const;
 };
 
-void WeightPlan::chunk(const Arguments& args, int64_t block, int64_t index, char* sums, char* scratch) const {
+// The products of one chunk for `together` weight blocks from `first` on; `sums` is where the first block's go.
+void WeightPlan::chunk(const Arguments& args, int64_t first, int64_t index, char* sums, char* scratch) const {
   const Geometry& geo = problem.geo;
   const ElementCode code = operand_code(problem);
-  const int64_t vector_bytes = problem.isa->vector_bytes;
-  char *x = scratch, *dy = scratch + x_vectors * vector_bytes;
-  std::memset(sums, 0, size_t(sum_vectors * vector_bytes));
-  char* bias_sums = sums + geo.group_out() * geo.group_in() * geo.taps() * vector_bytes;
+  const int64_t vector_bytes = problem.isa->vector_bytes, blocks = std::min(together, spread.weight_blocks - first);
+  char *x = scratch, *dy = scratch + together * x_vectors * vector_bytes;
+  std::memset(sums, 0, size_t(blocks * sum_vectors * vector_bytes));
+  const int64_t bias_at = geo.group_out() * geo.group_in() * geo.taps() * vector_bytes;
   for (int64_t item = items() * index / chunks; item < items() * (index + 1) / chunks; ++item) {
     const int64_t image_block = item / cut.boxes();
     LaneWeightGrad job{};
     job.geo = &geo;
     job.dy_box = cut.box(item % cut.boxes(), geo.out);
     job.x_box = input_box(geo, job.dy_box);
-    job.x = x;
-    job.dy = dy;
-    job.sums = sums;
     const int64_t *xe = job.x_box.extent, *ye = job.dy_box.extent;
     const int64_t x_count = geo.group_in() * xe[0] * xe[1] * xe[2], y_pixels = ye[0] * ye[1] * ye[2];
     const int64_t y_count = geo.group_out() * y_pixels;
-    kernels.load(spread.planes(geo, args.y, geo.group_out(), code, image_block, block), job.dy_box, geo.out, dy);
-    if (bias()) kernels.sum(dy, geo.group_out(), y_pixels, bias_sums, f64());
+    kernels.load(spread.planes(geo, args.y, geo.group_out(), code, image_block, first, blocks), job.dy_box, geo.out, dy);
+    for (int64_t b = 0; b < blocks && bias(); ++b)
+      kernels.sum(dy + b * y_count * vector_bytes, geo.group_out(), y_pixels,
+                  sums + b * sum_vectors * vector_bytes + bias_at, f64());
     if (x_count == 0) continue;
-    kernels.load(spread.planes(geo, args.x, geo.group_in(), code, image_block, block), job.x_box, geo.in, x);
+    kernels.load(spread.planes(geo, args.x, geo.group_in(), code, image_block, first, blocks), job.x_box, geo.in, x);
     if (code.round) {
-      code.round(reinterpret_cast<float*>(dy), y_count * spread.lanes);
-      code.round(reinterpret_cast<float*>(x), x_count * spread.lanes);
+      code.round(reinterpret_cast<float*>(dy), blocks * y_count * spread.lanes);
+      code.round(reinterpret_cast<float*>(x), blocks * x_count * spread.lanes);
     }
     const bool padded = job.x_box.first[2] < 0 || job.x_box.first[2] + xe[2] > geo.in[2];
-    job.dy_finite = !padded || kernels.finite(dy, y_count, f64());
-    kernels.weight_grad(job, f64());
+    for (int64_t b = 0; b < blocks; ++b) {
+      job.x = x + b * x_count * vector_bytes;
+      job.dy = dy + b * y_count * vector_bytes;
+      job.sums = sums + b * sum_vectors * vector_bytes;
+      job.dy_finite = !padded || kernels.finite(job.dy, y_count, f64());
+      kernels.weight_grad(job, f64());
+    }
   }
 }
 
@@ -112,8 +117,10 @@ void WeightPlan::finish(const Arguments& args, int64_t block, char* sums) const 
 void WeightPlan::run(const Arguments& args) const {
   const int64_t sum_bytes = sum_vectors * problem.isa->vector_bytes, blocks = spread.weight_blocks;
   char* scratch = args.workspace + chunks * blocks * sum_bytes;
-  parallel_for(chunks * blocks, args.threads, [&](int64_t task, int slot) {
-    chunk(args, task % blocks, task / blocks, args.workspace + task * sum_bytes, scratch + slot * scratch_bytes);
+  const int64_t wide_blocks = divide_up(blocks, together);
+  parallel_for(chunks * wide_blocks, args.threads, [&](int64_t task, int slot) {
+    const int64_t index = task / wide_blocks, first = task % wide_blocks * together;
+    chunk(args, first, index, args.workspace + (index * blocks + first) * sum_bytes, scratch + slot * scratch_bytes);
   });
   parallel_for(blocks, args.threads, [&](int64_t block, int) {
     if (f64()) finish<double>(args, block, args.workspace);
@@ -133,13 +140,16 @@ std::optional<Plan> plan_grouped_weight(const Problem& problem, std::string& why
     return geo.group_in() * reach.source_extent(0, e[0]) * reach.source_extent(1, e[1]) * reach.source_extent(2, e[2]);
   };
   p->sum_vectors = geo.group_out() * geo.group_in() * geo.taps() + (p->bias() ? geo.group_out() : 0);
-  int64_t limit = l2_bytes() / 2 / vector_bytes, workspace = 0, chunks_wanted = divide_up(tasks_wanted, blocks);
+  p->together = std::min(blocks_together(problem.x_nominal, problem, p->spread, geo.group_in()),
+                         blocks_together(problem.y_nominal, problem, p->spread, geo.group_out()));
+  const int64_t wide_blocks = divide_up(blocks, p->together);
+  int64_t limit = l2_bytes() / 2 / vector_bytes, workspace = 0, chunks_wanted = divide_up(tasks_wanted, wide_blocks);
   for (;;) {
-    p->cut = choose_box(geo.out, p->spread.image_blocks * blocks, limit,
-                        [&](const int64_t* e) { return dy_vectors(e) + x_vectors(e); });
+    p->cut = choose_box(geo.out, p->spread.image_blocks * wide_blocks, limit,
+                        [&](const int64_t* e) { return p->together * (dy_vectors(e) + x_vectors(e)); });
     p->x_vectors = x_vectors(p->cut.extent);
     p->dy_vectors = dy_vectors(p->cut.extent);
-    p->scratch_bytes = round_up((p->x_vectors + p->dy_vectors) * vector_bytes, 64);
+    p->scratch_bytes = round_up(p->together * (p->x_vectors + p->dy_vectors) * vector_bytes, 64);
     p->chunks = std::min(chunks_wanted, p->items());
     workspace = p->chunks * blocks * p->sum_vectors * vector_bytes + p->scratch_bytes * problem.threads;
     if (workspace <= problem.max_workspace || (limit <= 1 && chunks_wanted == 1)) break;

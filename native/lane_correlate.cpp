@@ -45,35 +45,73 @@ void sweep_tile(const Sweep& sweep, const T* from, const T* w, T* to) {
     for (int p = 0; p < P; ++p) store(to + k * sweep.to_channel + p * sweep.to_pixel, sum[k][p]);
 }
 
+// The same for one channel where neighbouring taps read neighbouring pixels: S taps at a time, each pixel loaded once.
+template <typename T, int P, int S>
+void slide_tile(const Sweep& sweep, const T* from, const T* w, T* to) {
+  using V = Vec<T>;
+  constexpr int L = lanes_of<T>;
+  V sum[P];
+  for (int p = 0; p < P; ++p) sum[p] = V{};
+  const int64_t w_tap = sweep.w_s;
+  for (int64_t c = 0; c < sweep.channels; ++c)
+    for (int64_t t = 0; t < sweep.t; ++t)
+      for (int64_t r = 0; r < sweep.r; ++r) {
+        const T* f = from + c * sweep.from_channel + t * sweep.from_t + r * sweep.from_r;
+        const T* v = w + c * sweep.w_channel + t * sweep.w_t + r * sweep.w_r;
+        int64_t left = sweep.s;
+        for (; left >= S; left -= S, f += S * L, v += S * w_tap) {
+          V weight[S];
+#pragma GCC unroll 16
+          for (int s = 0; s < S; ++s) weight[s] = load<V>(v + s * w_tap);
+#pragma GCC unroll 16
+          for (int i = 0; i < P + S - 1; ++i) {
+            const V pixel = load<V>(f + i * L);
+#pragma GCC unroll 16
+            for (int s = 0; s < S; ++s)
+              if (i - s >= 0 && i - s < P) sum[i - s] += weight[s] * pixel;
+          }
+        }
+        for (; left > 0; --left, f += L, v += w_tap) {
+          const V weight = load<V>(v);
+#pragma GCC unroll 16
+          for (int p = 0; p < P; ++p) sum[p] += weight * load<V>(f + p * L);
+        }
+      }
+  for (int p = 0; p < P; ++p) store(to + p * sweep.to_pixel, sum[p]);
+}
+
 template <typename T> using SweepTile = void (*)(const Sweep&, const T*, const T*, T*);
+constexpr int widest_slide = 8;  // pixels, and taps, of a sliding tile
 
 template <typename T, int K, int... P>
 constexpr auto tile_table(std::integer_sequence<int, P...>) {
   struct { SweepTile<T> of[sizeof...(P)]; } table = {{sweep_tile<T, K, P + 1>...}};
   return table;
 }
+template <typename T, int S, int... P>
+constexpr auto slide_table(std::integer_sequence<int, P...>) {
+  struct { SweepTile<T> of[sizeof...(P)]; } table = {{slide_tile<T, P + 1, S>...}};
+  return table;
+}
 template <typename T, int K>
 constexpr auto tiles = tile_table<T, K>(std::make_integer_sequence<int, widest_tile[K]>());
+template <typename T, int S>
+constexpr auto slides = slide_table<T, S>(std::make_integer_sequence<int, widest_slide>());
 
-// `pixels` destination pixels of K channels in tiles of nearly equal width.
-template <typename T, int K>
-void sweep_pixels(const Sweep& sweep, const T* from, const T* w, T* to, int64_t pixels) {
-  const int64_t count = (pixels + widest_tile[K] - 1) / widest_tile[K];
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t first = pixels * i / count, width = pixels * (i + 1) / count - first;
-    tiles<T, K>.of[width - 1](sweep, from + first * sweep.from_pixel, w, to + first * sweep.to_pixel);
-  }
-}
-
+// The tiles, by width - 1, that slide over `taps` taps: the number of taps at a time that leaves the fewest over.
 template <typename T>
-void sweep_channels(const Sweep& sweep, const T* from, const T* w, T* to, int64_t channels, int64_t pixels) {
-  int64_t k = 0;
-  if constexpr (widest_tile[4] > 0)
-    for (; k + 4 <= channels; k += 4)
-      sweep_pixels<T, 4>(sweep, from, w + k * sweep.w_to, to + k * sweep.to_channel, pixels);
-  for (; k + 2 <= channels; k += 2)
-    sweep_pixels<T, 2>(sweep, from, w + k * sweep.w_to, to + k * sweep.to_channel, pixels);
-  if (k < channels) sweep_pixels<T, 1>(sweep, from, w + k * sweep.w_to, to + k * sweep.to_channel, pixels);
+const SweepTile<T>* sliding_tiles(int64_t taps) {
+  int best = 3;
+  for (int s = 4; s <= widest_slide; ++s)
+    if (taps - taps % s >= taps - taps % best) best = s;
+  switch (best) {
+    case 3: return slides<T, 3>.of;
+    case 4: return slides<T, 4>.of;
+    case 5: return slides<T, 5>.of;
+    case 6: return slides<T, 6>.of;
+    case 7: return slides<T, 7>.of;
+    default: return slides<T, 8>.of;
+  }
 }
 
 // The taps [low, high) of position j whose source lies in [0, size).
@@ -87,53 +125,102 @@ TapRange landing(const AxisPhase& phase, int64_t j, int64_t size) {
   return {low, high};
 }
 
-// One destination row: every x phase into the scratch row, which then leaves lane form.
+// One batch of destination rows: every x phase into the scratch rows, which then leave lane form together.
 template <typename T>
-struct RowJob {
-  const LaneCorrelation& job;
-  int64_t slab_row, slab_plane, slab_channel;  // elements
-  Sweep sweep;
+struct BatchJob {
   static constexpr int L = lanes_of<T>;
+  const LaneCorrelation& job;
+  int64_t slab_row, slab_plane, slab_block;  // elements
+  int64_t rows_here = 0, rows_block;
+  Sweep sweep{};
+  struct RowStart { int64_t t, r, from, w; } start[most_batch];  // t = 0: no tap reaches the row
 
-  explicit RowJob(const LaneCorrelation& j) : job(j), sweep{} {
+  explicit BatchJob(const LaneCorrelation& j) : job(j) {
     slab_row = j.source_box.extent[2] * L;
     slab_plane = j.source_box.extent[1] * slab_row;
-    slab_channel = j.source_box.extent[0] * slab_plane;
     sweep.channels = j.source_channels;
-    sweep.from_channel = slab_channel;
+    sweep.from_channel = j.source_box.extent[0] * slab_plane;
+    slab_block = sweep.channels * sweep.from_channel;
     sweep.w_to = j.weight_to * L;
     sweep.w_channel = j.weight_from * L;
-    sweep.to_channel = j.to_box.extent[2] * L;
+    sweep.to_channel = j.batch * j.to_box.extent[2] * L;
+    rows_block = j.to.channels * sweep.to_channel;
   }
 
-  void zero(int64_t first, int64_t step, int64_t pixels) const {
-    T* row = static_cast<T*>(job.row);
-    for (int64_t k = 0; k < job.to.channels; ++k)
-      for (int64_t p = 0; p < pixels; ++p) store(row + k * sweep.to_channel + (first + p * step) * L, Vec<T>{});
-  }
-
-  // The taps of one axis other than x for destination position `at`: source offset, tap count and steps.
-  bool take_axis(int axis, int64_t at, int64_t& count, int64_t& from_step, int64_t& w_step, const T*& from, const T*& w,
-                 int64_t line) const {
+  // The taps of axis z or y that reach position `at`; moves the row's start to the first of them.
+  int64_t take_axis(int axis, int64_t at, int64_t line, RowStart& row, int64_t& from_step, int64_t& w_step) const {
     const AxisPhase& phase = job.phase[axis][at % job.phases[axis]];
-    const int64_t j = (at - phase.first) / phase.step;
+    const int64_t j = (at - phase.first) / phase.step, w_tap = job.weight_tap[axis] * L;
     const TapRange taps = landing(phase, j, job.source_size[axis]);
-    count = taps.high - taps.low;
     from_step = phase.source_tap_step * line;
-    w_step = phase.tap_step * job.weight_tap[axis] * L;
-    from += (phase.source + j * phase.source_step + taps.low * phase.source_tap_step - job.source_box.first[axis]) * line;
-    w += (phase.tap_first + taps.low * phase.tap_step) * job.weight_tap[axis] * L;
-    return count > 0;
+    w_step = phase.tap_step * w_tap;
+    const int64_t source = phase.source + j * phase.source_step + taps.low * phase.source_tap_step;
+    row.from += (source - job.source_box.first[axis]) * line;
+    row.w += (phase.tap_first + taps.low * phase.tap_step) * w_tap;
+    return taps.high - taps.low;
   }
 
-  void x_phase(const AxisPhase& phase, const T* from, const T* w) {
+  void zero(T* rows, int64_t row, int64_t first, int64_t step, int64_t pixels) const {
+    for (int64_t k = 0; k < job.to.channels; ++k)
+      for (int64_t p = 0; p < pixels; ++p)
+        store(rows + k * sweep.to_channel + (row * job.to_box.extent[2] + first + p * step) * L, Vec<T>{});
+  }
+
+  // One tile of every row: what a tile reads of one row it reads again of the next, from the first-level cache.
+  void tile_of_rows(SweepTile<T> tile, const T* from, const T* w, T* to) {
+    for (int64_t y = 0; y < rows_here; ++y) {
+      if (!start[y].t) continue;
+      sweep.t = start[y].t;
+      sweep.r = start[y].r;
+      tile(sweep, from + start[y].from, w + start[y].w, to + y * job.to_box.extent[2] * L);
+    }
+  }
+
+  void tiles_of_rows(const SweepTile<T>* tile, int widest, const T* from, const T* w, T* to, int64_t pixels) {
+    const int64_t count = (pixels + widest - 1) / widest;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t first = pixels * i / count, width = pixels * (i + 1) / count - first;
+      tile_of_rows(tile[width - 1], from + first * sweep.from_pixel, w, to + first * sweep.to_pixel);
+    }
+  }
+
+  void channels_of_rows(const T* from, const T* w, T* to, int64_t pixels) {
+    int64_t k = 0;
+    const int64_t channels = job.to.channels;
+    if constexpr (widest_tile[4] > 0)
+      for (; k + 4 <= channels; k += 4)
+        tiles_of_rows(tiles<T, 4>.of, widest_tile[4], from, w + k * sweep.w_to, to + k * sweep.to_channel, pixels);
+    for (; k + 2 <= channels; k += 2)
+      tiles_of_rows(tiles<T, 2>.of, widest_tile[2], from, w + k * sweep.w_to, to + k * sweep.to_channel, pixels);
+    if (k == channels) return;
+    w += k * sweep.w_to;
+    to += k * sweep.to_channel;
+    const bool slides_down = sweep.from_s == -sweep.from_pixel;
+    if (sweep.from_pixel == L && sweep.s >= 3 && (slides_down || sweep.from_s == L)) {
+      const Sweep kept = sweep;
+      if (slides_down) {  // start at the last tap
+        from += (sweep.s - 1) * sweep.from_s;
+        w += (sweep.s - 1) * sweep.w_s;
+        sweep.from_s = L;
+        sweep.w_s = -sweep.w_s;
+      }
+      tiles_of_rows(sliding_tiles<T>(sweep.s), widest_slide, from, w, to, pixels);
+      sweep = kept;
+    } else {
+      tiles_of_rows(tiles<T, 1>.of, widest_tile[1], from, w, to, pixels);
+    }
+  }
+
+  void x_phase(const AxisPhase& phase, const T* from, const T* w, T* rows, bool careful) {
     const int64_t begin = job.to_box.first[2], end = begin + job.to_box.extent[2];
-    int64_t j = (begin - phase.first + phase.step - 1) / phase.step;
-    if (begin <= phase.first) j = 0;
+    int64_t j = begin <= phase.first ? 0 : (begin - phase.first + phase.step - 1) / phase.step;
     const int64_t at = phase.first + j * phase.step;
     if (at >= end) return;
     const int64_t pixels = (end - 1 - at) / phase.step + 1;
-    if (phase.taps == 0) return zero(at - begin, phase.step, pixels);
+    if (phase.taps == 0) {
+      for (int64_t y = 0; y < rows_here; ++y) zero(rows, y, at - begin, phase.step, pixels);
+      return;
+    }
     sweep.s = phase.taps;
     sweep.from_pixel = phase.source_step * L;
     sweep.from_s = phase.source_tap_step * L;
@@ -141,60 +228,77 @@ struct RowJob {
     sweep.to_pixel = phase.step * L;
     from += (phase.source + j * phase.source_step - job.source_box.first[2]) * L;
     w += phase.tap_first * job.weight_tap[2] * L;
-    T* to = static_cast<T*>(job.row) + (at - begin) * L;
-    if (!job.careful) return sweep_channels(sweep, from, w, to, job.to.channels, pixels);
+    T* to = rows + (at - begin) * L;
+    if (!careful) return channels_of_rows(from, w, to, pixels);
     for (int64_t p = 0; p < pixels; ++p, from += sweep.from_pixel, to += sweep.to_pixel) {
       const TapRange taps = landing(phase, j + p, job.source_size[2]);
       sweep.s = taps.high - taps.low;
-      sweep_channels(sweep, from + taps.low * sweep.from_s, w + taps.low * sweep.w_s, to, job.to.channels, 1);
+      channels_of_rows(from + taps.low * sweep.from_s, w + taps.low * sweep.w_s, to, 1);
     }
   }
 
   template <typename E>
-  void row(int64_t z, int64_t y) {
-    const T *from = static_cast<const T*>(job.slab), *w = static_cast<const T*>(job.weights);
-    const bool reached = take_axis(0, z, sweep.t, sweep.from_t, sweep.w_t, from, w, slab_plane) &&
-                         take_axis(1, y, sweep.r, sweep.from_r, sweep.w_r, from, w, slab_row);
-    if (reached) {
-      for (int64_t i = 0; i < job.phases[2]; ++i) x_phase(job.phase[2][i], from, w);
-    } else {
-      zero(0, 1, job.to_box.extent[2]);
+  void batch(int64_t z, int64_t y, int64_t count) {
+    rows_here = count;
+    for (int64_t i = 0; i < count; ++i) {
+      start[i] = {0, 0, 0, 0};
+      start[i].t = take_axis(0, z, slab_plane, start[i], sweep.from_t, sweep.w_t);
+      start[i].r = take_axis(1, y + i, slab_row, start[i], sweep.from_r, sweep.w_r);
+      if (start[i].r <= 0) start[i].t = 0;
     }
     const LanePlanes& to = job.to;
+    for (int64_t b = 0; b < to.blocks; ++b) {
+      const T* from = static_cast<const T*>(job.slab) + b * slab_block;
+      const T* w = static_cast<const T*>(job.weights) + b * job.weight_block * L;
+      T* rows = static_cast<T*>(job.rows) + b * rows_block;
+      for (int64_t i = 0; i < job.phases[2]; ++i) x_phase(job.phase[2][i], from, w, rows, !job.finite[b]);
+      for (int64_t i = 0; i < count; ++i)
+        if (!start[i].t) zero(rows, i, 0, 1, job.to_box.extent[2]);
+    }
     char* p = to.data + z * to.stride[axis_d] + y * to.stride[axis_h] + job.to_box.first[2] * to.stride[axis_w];
-    store_row<E>(to, p, job.to_box.extent[2], static_cast<const T*>(job.row), sweep.to_channel);
+    const int64_t width = job.to_box.extent[2];
+    store_rows<E>(to, p, static_cast<const T*>(job.rows), {count, width, width * L, sweep.to_channel, rows_block});
   }
 };
 
 template <typename E>
 void correlate(const LaneCorrelation& job) {
-  RowJob<typename E::T> rows(job);
+  BatchJob<typename E::T> rows(job);
   const PixelBox& box = job.to_box;
   for (int64_t z = 0; z < box.extent[0]; ++z)
-    for (int64_t y = 0; y < box.extent[1]; ++y) rows.template row<E>(box.first[0] + z, box.first[1] + y);
+    for (int64_t y = 0; y < box.extent[1]; y += job.batch) {
+      const int64_t left = box.extent[1] - y;
+      rows.template batch<E>(box.first[0] + z, box.first[1] + y, left < job.batch ? left : job.batch);
+    }
+#if CONVGRAD_VECTOR_BYTES == 64
+  if (job.to.stream) _mm_sfence();
+#endif
 }
 
 template <typename E>
 void load_box(const LanePlanes& from, const PixelBox& box, const int64_t* size, typename E::T* slab) {
   using T = typename E::T;
   constexpr int L = lanes_of<T>;
-  const int64_t row = box.extent[2] * L, rows = box.extent[0] * box.extent[1];
-  const int64_t left = box.first[2] < 0 ? -box.first[2] : 0;
-  int64_t right = box.first[2] + box.extent[2] - size[2];
+  const int64_t pitch = box.extent[2] * L, plane = box.extent[1] * pitch, channel = box.extent[0] * plane;
+  int64_t left = box.first[2] < 0 ? -box.first[2] : 0, right = box.first[2] + box.extent[2] - size[2];
   if (right < 0) right = 0;
+  if (left > box.extent[2]) left = box.extent[2];
+  if (right > box.extent[2]) right = box.extent[2];
   const int64_t inside = box.extent[2] - left - right;
-  for (int64_t z = 0; z < box.extent[0]; ++z)
-    for (int64_t y = 0; y < box.extent[1]; ++y, slab += row) {
-      for (int64_t c = 0; c < from.channels; ++c) {
-        T* line = slab + c * rows * row;
-        for (int64_t x = 0; x < left && x < box.extent[2]; ++x) store(line + x * L, Vec<T>{});
-        for (int64_t x = 0; x < right && x < box.extent[2]; ++x) store(line + (box.extent[2] - 1 - x) * L, Vec<T>{});
-      }
-      if (inside <= 0) continue;
-      const char* p = from.data + (box.first[0] + z) * from.stride[axis_d] + (box.first[1] + y) * from.stride[axis_h] +
-                      (box.first[2] + left) * from.stride[axis_w];
-      load_row<E>(from, p, inside, slab + left * L, rows * row);
+  if (left || right) {
+    for (int64_t i = 0; i < from.blocks * from.channels * box.extent[0] * box.extent[1]; ++i) {
+      T* line = slab + i * pitch;
+      for (int64_t x = 0; x < left; ++x) store(line + x * L, Vec<T>{});
+      for (int64_t x = 0; x < right; ++x) store(line + (box.extent[2] - 1 - x) * L, Vec<T>{});
     }
+  }
+  if (inside <= 0) return;
+  const LaneRows rows{box.extent[1], inside, pitch, channel, from.channels * channel};
+  for (int64_t z = 0; z < box.extent[0]; ++z) {
+    const char* p = from.data + (box.first[0] + z) * from.stride[axis_d] + box.first[1] * from.stride[axis_h] +
+                    (box.first[2] + left) * from.stride[axis_w];
+    load_rows<E>(from, p, slab + z * plane + left * L, rows);
+  }
 }
 
 }  // namespace

@@ -170,62 +170,95 @@ CONVGRAD_INLINE void encode_line(const ElementCode& c, const double* from, int64
   c.encode64(from, n, p, step);
 }
 
-// --- one row of pixels --------------------------------------------------------------------------------------------
+// Stores one vector, around the caches if asked (f32 and f64 on AVX-512: `p` is then aligned to 64).
+template <typename E, typename V>
+CONVGRAD_INLINE void put(char* p, V v, bool stream) {
+#if CONVGRAD_VECTOR_BYTES == 64
+  if (E::bytes >= 4 && stream) {
+    _mm512_stream_ps(reinterpret_cast<float*>(p), (__m512)v);
+    return;
+  }
+#endif
+  (void)stream;
+  E::store(p, v);
+}
 
-// Channels lie one after the other within a lane and lane after lane: a pixel is one run of L*M elements.
+// --- runs of channels ---------------------------------------------------------------------------------------------
+
+// Channels lie one after the other within a lane and lane after lane: a pixel is one run of L*M elements per block.
 template <typename E, int M>
 CONVGRAD_INLINE void load_runs(const LanePlanes& from, const char* p, int64_t pixels, typename E::T* to,
-                               int64_t channel_step) {
+                               int64_t channel_step, int64_t block_step) {
   using T = typename E::T;
   constexpr int L = lanes_of<T>;
   const int64_t step = from.stride[axis_w], bytes = size_of(from.code.dtype);
+  const int64_t whole = E::bytes ? from.planes / L : 0;  // blocks that need no line function
   alignas(64) T run[L * M] = {};
-  for (int64_t x = 0; x < pixels; ++x, p += step) {
+  for (int64_t x = 0; x < pixels; ++x, p += step, to += L) {
     Vec<T> v[M];
-    if (E::bytes && from.lanes == L) {
-      if constexpr (E::bytes) for (int m = 0; m < M; ++m) v[m] = E::load(p + m * L * E::bytes);
-    } else {
-      decode_line(from.code, p, bytes, int64_t(from.lanes) * M, run);
-      for (int m = 0; m < M; ++m) v[m] = load<Vec<T>>(run + m * L);
+    if constexpr (E::bytes) {
+      for (int64_t b = 0; b < whole; ++b) {
+        for (int m = 0; m < M; ++m) v[m] = E::load(p + (b * M + m) * L * E::bytes);
+        deinterleave<T, M>(v);
+        for (int m = 0; m < M; ++m) store(to + b * block_step + m * channel_step, v[m]);
+      }
     }
-    deinterleave<T, M>(v);
-    for (int m = 0; m < M; ++m) store(to + m * channel_step + x * L, v[m]);
+    for (int64_t b = whole; b < from.blocks; ++b) {
+      decode_line(from.code, p + b * L * M * bytes, bytes, int64_t(from.lanes(b, L)) * M, run);
+      for (int m = 0; m < M; ++m) v[m] = load<Vec<T>>(run + m * L);
+      deinterleave<T, M>(v);
+      for (int m = 0; m < M; ++m) store(to + b * block_step + m * channel_step, v[m]);
+    }
   }
 }
 
 template <typename E, int M>
 CONVGRAD_INLINE void store_runs(const LanePlanes& to, char* p, int64_t pixels, const typename E::T* from,
-                                int64_t channel_step) {
+                                int64_t channel_step, int64_t block_step) {
   using T = typename E::T;
   constexpr int L = lanes_of<T>;
   const int64_t step = to.stride[axis_w], bytes = size_of(to.code.dtype);
+  const int64_t whole = E::bytes ? to.planes / L : 0;
+  const bool stream = E::bytes && to.stream && (reinterpret_cast<uintptr_t>(p) | step) % 64 == 0 &&
+                      (E::bytes * L * M) % 64 == 0;
   alignas(64) T run[L * M];
-  for (int64_t x = 0; x < pixels; ++x, p += step) {
+  for (int64_t x = 0; x < pixels; ++x, p += step, from += L) {
     Vec<T> v[M];
-    for (int m = 0; m < M; ++m) v[m] = load<Vec<T>>(from + m * channel_step + x * L);
-    interleave<T, M>(v);
-    if (E::bytes && to.lanes == L) {
-      if constexpr (E::bytes) for (int m = 0; m < M; ++m) E::store(p + m * L * E::bytes, v[m]);
-    } else {
+    if constexpr (E::bytes) {
+      for (int64_t b = 0; b < whole; ++b) {
+        for (int m = 0; m < M; ++m) v[m] = load<Vec<T>>(from + b * block_step + m * channel_step);
+        interleave<T, M>(v);
+        for (int m = 0; m < M; ++m) put<E>(p + (b * M + m) * L * E::bytes, v[m], stream);
+      }
+    }
+    for (int64_t b = whole; b < to.blocks; ++b) {
+      for (int m = 0; m < M; ++m) v[m] = load<Vec<T>>(from + b * block_step + m * channel_step);
+      interleave<T, M>(v);
       for (int m = 0; m < M; ++m) store(run + m * L, v[m]);
-      encode_line(to.code, run, int64_t(to.lanes) * M, p, bytes);
+      encode_line(to.code, run, int64_t(to.lanes(b, L)) * M, p + b * L * M * bytes, bytes);
     }
   }
 }
 
-// Pixels lie one after the other: squares of L lanes by L pixels are transposed.
+// --- squares of pixels by lanes -------------------------------------------------------------------------------------
+
+// `rows` rows of `width` pixels that lie one after the other in the tensor, as one flat line, to rows `pitch` apart.
+// Squares of L lanes by L pixels are transposed; the last one overlaps its neighbour so that it is whole.
 template <typename E>
-CONVGRAD_INLINE void load_squares(const LanePlanes& from, const char* p, int64_t pixels, typename E::T* to) {
+CONVGRAD_INLINE void load_squares(const LanePlanes& from, int64_t block, const char* p, int64_t rows, int64_t width,
+                                  typename E::T* to, int64_t pitch) {
   using T = typename E::T;
   constexpr int L = lanes_of<T>;
-  const int64_t bytes = size_of(from.code.dtype);
-  for (int64_t x = 0; x < pixels; x += L) {
-    const int64_t n = pixels - x < L ? pixels - x : L;
+  const int64_t bytes = size_of(from.code.dtype), pixels = rows * width;
+  const int lanes = from.lanes(block, L);
+  for (int64_t at = 0; at < pixels; at += L) {
+    if (at + L > pixels && pixels >= L) at = pixels - L;
+    const int64_t n = pixels - at < L ? pixels - at : L;
     Vec<T> r[L];
     for (int l = 0; l < L; ++l) {
       r[l] = Vec<T>{};
-      if (l >= from.lanes) continue;
-      const char* q = p + from.offset[l] + x * bytes;
+      if (l >= lanes) continue;
+      const char* q = p + from.offset[l] + at * bytes;
       if (E::bytes && n == L) {
         if constexpr (E::bytes) r[l] = E::load(q);
       } else {
@@ -235,24 +268,34 @@ CONVGRAD_INLINE void load_squares(const LanePlanes& from, const char* p, int64_t
       }
     }
     transpose<T>(r);
-    for (int i = 0; i < n; ++i) store(to + (x + i) * L, r[i]);
+    int64_t x = at % width;
+    T* row = to + at / width * pitch;
+    for (int i = 0; i < n; ++i) {
+      store(row + x * L, r[i]);
+      if (++x == width) x = 0, row += pitch;
+    }
   }
 }
 
+// `pixels` pixels, dense in lane form, to a flat line of the tensor.
 template <typename E>
-CONVGRAD_INLINE void store_squares(const LanePlanes& to, char* p, int64_t pixels, const typename E::T* from) {
+CONVGRAD_INLINE void store_squares(const LanePlanes& to, int64_t block, char* p, int64_t pixels,
+                                   const typename E::T* from) {
   using T = typename E::T;
   constexpr int L = lanes_of<T>;
   const int64_t bytes = size_of(to.code.dtype);
-  for (int64_t x = 0; x < pixels; x += L) {
-    const int64_t n = pixels - x < L ? pixels - x : L;
+  const int lanes = to.lanes(block, L);
+  for (int64_t at = 0; at < pixels; at += L) {
+    if (at + L > pixels && pixels >= L) at = pixels - L;
+    const int64_t n = pixels - at < L ? pixels - at : L;
     Vec<T> r[L];
-    for (int i = 0; i < L; ++i) r[i] = i < n ? load<Vec<T>>(from + (x + i) * L) : Vec<T>{};
+    for (int i = 0; i < L; ++i) r[i] = i < n ? load<Vec<T>>(from + (at + i) * L) : Vec<T>{};
     transpose<T>(r);
-    for (int l = 0; l < to.lanes; ++l) {
-      char* q = p + to.offset[l] + x * bytes;
+    for (int l = 0; l < lanes; ++l) {
+      char* q = p + to.offset[l] + at * bytes;
       if (E::bytes && n == L) {
-        if constexpr (E::bytes) E::store(q, r[l]);
+        if constexpr (E::bytes)
+          put<E>(q, r[l], to.stream && E::bytes * L == 64 && reinterpret_cast<uintptr_t>(q) % 64 == 0);
       } else {
         alignas(64) T part[L];
         store(part, r[l]);
@@ -262,34 +305,38 @@ CONVGRAD_INLINE void store_squares(const LanePlanes& to, char* p, int64_t pixels
   }
 }
 
-// Any strides: lane by lane, in pieces that stay in the first-level cache.
+// --- any strides: lane by lane, in pieces that stay in the first-level cache ---------------------------------------
+
 template <typename T>
-CONVGRAD_INLINE void load_scattered(const LanePlanes& from, const char* p, int64_t pixels, T* to) {
+CONVGRAD_INLINE void load_scattered(const LanePlanes& from, int64_t block, const char* p, int64_t pixels, T* to) {
   constexpr int L = lanes_of<T>, piece = 64;
   const int64_t step = from.stride[axis_w];
+  const int lanes = from.lanes(block, L);
   T line[piece];
   for (int64_t x = 0; x < pixels; x += piece) {
     const int64_t n = pixels - x < piece ? pixels - x : piece;
     for (int l = 0; l < L; ++l) {
-      if (l < from.lanes) decode_line(from.code, p + from.offset[l] + x * step, step, n, line);
-      for (int64_t i = 0; i < n; ++i) to[(x + i) * L + l] = l < from.lanes ? line[i] : T(0);
+      if (l < lanes) decode_line(from.code, p + from.offset[l] + x * step, step, n, line);
+      for (int64_t i = 0; i < n; ++i) to[(x + i) * L + l] = l < lanes ? line[i] : T(0);
     }
   }
 }
 
 template <typename T>
-CONVGRAD_INLINE void store_scattered(const LanePlanes& to, char* p, int64_t pixels, const T* from) {
+CONVGRAD_INLINE void store_scattered(const LanePlanes& to, int64_t block, char* p, int64_t pixels, const T* from) {
   constexpr int L = lanes_of<T>, piece = 64;
   const int64_t step = to.stride[axis_w];
   T line[piece];
   for (int64_t x = 0; x < pixels; x += piece) {
     const int64_t n = pixels - x < piece ? pixels - x : piece;
-    for (int l = 0; l < to.lanes; ++l) {
+    for (int l = 0; l < to.lanes(block, L); ++l) {
       for (int64_t i = 0; i < n; ++i) line[i] = from[(x + i) * L + l];
       encode_line(to.code, line, n, p + to.offset[l] + x * step, step);
     }
   }
 }
+
+// --- rows of a plane ------------------------------------------------------------------------------------------------
 
 // Calls body.template operator()<M>() for the channel count of a run, if runs apply to these planes.
 template <typename Body>
@@ -304,25 +351,61 @@ CONVGRAD_INLINE bool as_runs(const LanePlanes& planes, const Body& body) {
   return false;
 }
 
-// `p` is the address of the row's first pixel in lane 0's plane if that lane had offset 0.
+// Rows in lane form: `pitch` elements apart in channels and blocks of these steps.
+struct LaneRows {
+  int64_t count, width, pitch, channel_step, block_step;
+};
+
+// `p` is the address of the first pixel of the first row in a plane of offset 0.
 template <typename E>
-static void load_row(const LanePlanes& from, const char* p, int64_t pixels, typename E::T* to, int64_t channel_step) {
-  const char* lane0 = p + from.offset[0];
-  if (as_runs(from, [&]<int M>() { load_runs<E, M>(from, lane0, pixels, to, channel_step); })) return;
-  for (int64_t c = 0; c < from.channels; ++c, p += from.stride[axis_c], to += channel_step) {
-    if (from.stride[axis_w] == size_of(from.code.dtype)) load_squares<E>(from, p, pixels, to);
-    else load_scattered(from, p, pixels, to);
-  }
+static void load_rows(const LanePlanes& from, const char* p, typename E::T* to, const LaneRows& rows) {
+  const int64_t row_step = from.stride[axis_h], bytes = size_of(from.code.dtype);
+  const bool runs = as_runs(from, [&]<int M>() {
+    for (int64_t y = 0; y < rows.count; ++y)
+      load_runs<E, M>(from, p + from.offset[0] + y * row_step, rows.width, to + y * rows.pitch, rows.channel_step,
+                      rows.block_step);
+  });
+  if (runs) return;
+  const bool dense = from.stride[axis_w] == bytes, flat = dense && row_step == rows.width * bytes;
+  for (int64_t b = 0; b < from.blocks; ++b)
+    for (int64_t c = 0; c < from.channels; ++c) {
+      const char* q = p + b * from.block_step + c * from.stride[axis_c];
+      typename E::T* plane = to + b * rows.block_step + c * rows.channel_step;
+      if (flat) {
+        load_squares<E>(from, b, q, rows.count, rows.width, plane, rows.pitch);
+        continue;
+      }
+      for (int64_t y = 0; y < rows.count; ++y, q += row_step, plane += rows.pitch) {
+        if (dense) load_squares<E>(from, b, q, 1, rows.width, plane, rows.pitch);
+        else load_scattered(from, b, q, rows.width, plane);
+      }
+    }
 }
 
+// The rows must be dense in lane form: pitch == width vectors.
 template <typename E>
-static void store_row(const LanePlanes& to, char* p, int64_t pixels, const typename E::T* from, int64_t channel_step) {
-  char* lane0 = p + to.offset[0];
-  if (as_runs(to, [&]<int M>() { store_runs<E, M>(to, lane0, pixels, from, channel_step); })) return;
-  for (int64_t c = 0; c < to.channels; ++c, p += to.stride[axis_c], from += channel_step) {
-    if (to.stride[axis_w] == size_of(to.code.dtype)) store_squares<E>(to, p, pixels, from);
-    else store_scattered(to, p, pixels, from);
-  }
+static void store_rows(const LanePlanes& to, char* p, const typename E::T* from, const LaneRows& rows) {
+  const int64_t row_step = to.stride[axis_h], bytes = size_of(to.code.dtype);
+  const bool runs = as_runs(to, [&]<int M>() {
+    for (int64_t y = 0; y < rows.count; ++y)
+      store_runs<E, M>(to, p + to.offset[0] + y * row_step, rows.width, from + y * rows.pitch, rows.channel_step,
+                       rows.block_step);
+  });
+  if (runs) return;
+  const bool dense = to.stride[axis_w] == bytes, flat = dense && row_step == rows.width * bytes;
+  for (int64_t b = 0; b < to.blocks; ++b)
+    for (int64_t c = 0; c < to.channels; ++c) {
+      char* q = p + b * to.block_step + c * to.stride[axis_c];
+      const typename E::T* plane = from + b * rows.block_step + c * rows.channel_step;
+      if (flat) {
+        store_squares<E>(to, b, q, rows.count * rows.width, plane);
+        continue;
+      }
+      for (int64_t y = 0; y < rows.count; ++y, q += row_step, plane += rows.pitch) {
+        if (dense) store_squares<E>(to, b, q, rows.width, plane);
+        else store_scattered(to, b, q, rows.width, plane);
+      }
+    }
 }
 
 }  // namespace convgrad::CONVGRAD_ISA

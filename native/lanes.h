@@ -1,4 +1,4 @@
-// Blocks of activations in "lane form": [channel][z][y][x][lane], one vector per pixel, lanes are independent planes.
+// Activations in "lane form": [block][channel][z][y][x][lane], one vector per pixel, lanes are independent planes.
 //
 // A lane is one group of one image. In this form depthwise and small-group convolutions are dense vector code whatever
 // the layout of the tensor: no lane ever meets another, a stride is a pointer step, a short row wastes nothing.
@@ -10,7 +10,7 @@
 
 namespace convgrad {
 
-inline constexpr int most_lanes = 16;
+inline constexpr int most_lanes = 16, most_batch = 16;
 
 // How the lines of one tensor are decoded or encoded.
 struct ElementCode {
@@ -22,15 +22,23 @@ struct ElementCode {
   EncodeLine64 encode64;
 };
 
-// The planes of a tensor that fill the lanes of a vector: lane l starts `offset[l]` bytes after `data`.
+// The planes of a tensor that fill the lanes of `blocks` vectors. Lane l of block b starts offset[l] + b*block_step
+// bytes after `data`; the last block may be short of lanes.
 struct LanePlanes {
   char* data;
   const int64_t* stride;  // bytes, canonical axes
   ElementCode code;
   int64_t channels;  // per group
-  int lanes;
+  int64_t blocks;
+  int64_t planes;    // lanes in use, over all blocks
   int64_t offset[most_lanes];
-  int64_t lane_step;  // bytes between lanes where that is constant, else 0
+  int64_t lane_step, block_step;  // bytes; lane_step is 0 where lanes are not evenly spaced
+  bool stream;                    // a result too large for the caches: write around them where that is possible
+
+  int lanes(int64_t block, int most) const {
+    const int64_t left = planes - block * most;
+    return int(left < most ? left : most);
+  }
 };
 
 // A box of pixels of a tensor. On z and y it lies inside the tensor; on x it may stick out: those pixels read as zero.
@@ -50,16 +58,17 @@ struct AxisPhase {
 struct LaneCorrelation {
   PixelBox source_box;  // what `slab` holds, densely
   const void* slab;
-  const void* weights;  // [group_out][group_in][t][r][s][lane]
-  int64_t weight_to, weight_from, weight_tap[3];  // vectors between destination channels, source channels, taps
-  bool careful;             // the weights hold Inf or NaN: visit no padded position
+  const void* weights;  // [block][group_out][group_in][t][r][s][lane]
+  int64_t weight_block, weight_to, weight_from, weight_tap[3];  // vectors between blocks, channels, taps
+  const bool* finite;  // per block: weights that hold Inf or NaN must visit no padded position
   int64_t source_size[3];
   int64_t source_channels;
   const AxisPhase* phase[3];
   int64_t phases[3];
   PixelBox to_box;
   LanePlanes to;
-  void* row;  // scratch of to.channels * to_box.extent[2] vectors
+  int64_t batch;  // rows computed together before they leave lane form, at most `most_batch`
+  void* rows;     // scratch of to.blocks * to.channels * batch * to_box.extent[2] vectors
 };
 
 // The products of a box of output gradients with the inputs it reaches, added to `sums` (and `bias_sums`).
