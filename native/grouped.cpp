@@ -114,7 +114,10 @@ void CorrelatePlan::run(const Arguments& args) const {
     job.slab = slab;
     job.batch = batch;
     job.rows = slab + together * slab_vectors * vector_bytes;
-    job.weight_block = block_vectors;
+    job.passes = blocks;
+    job.parts = correlation.to_channels();
+    job.images = 1;
+    job.weight_pass = block_vectors;
     job.weight_to = (input ? 1 : geo.group_in()) * taps;
     job.weight_from = (input ? geo.group_in() : 1) * taps;
     job.weight_tap[0] = geo.kernel[1] * geo.kernel[2];

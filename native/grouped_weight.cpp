@@ -49,6 +49,9 @@ void WeightPlan::chunk(const Arguments& args, int64_t first, int64_t index, char
     const int64_t image_block = item / cut.boxes();
     LaneWeightGrad job{};
     job.geo = &geo;
+    job.out_parts = geo.group_out();
+    job.in_parts = job.sum_step = geo.group_in();
+    job.images = 1;
     job.dy_box = cut.box(item % cut.boxes(), geo.out);
     job.x_box = input_box(geo, job.dy_box);
     const int64_t *xe = job.x_box.extent, *ye = job.dy_box.extent;

@@ -6,9 +6,9 @@ namespace {
 
 // Accumulators of a tile: what the register file holds beside one row of weights.
 #if CONVGRAD_VECTOR_BYTES == 64
-constexpr int widest_tile[5] = {0, 8, 8, 0, 6};  // pixels of a tile of 1, 2 and 4 destination channels
+constexpr int most_parts = 4, widest_tile[] = {0, 8, 8, 8, 6};  // pixels of a tile of 1 to 4 destination vectors
 #else
-constexpr int widest_tile[5] = {0, 8, 5, 0, 0};
+constexpr int most_parts = 3, widest_tile[] = {0, 8, 5, 3};
 #endif
 
 // What the tiles of one destination row share; steps in elements.
@@ -19,8 +19,9 @@ struct Sweep {
   int64_t to_channel, to_pixel;
 };
 
-// to[k][p] = sum over channels and taps of w[k][...] * from[p + ...], for K channels and P pixels in registers.
-template <typename T, int K, int P>
+// to[k][p] = sum over channels and taps of w[k][...] * from[p + ...], for K vectors of P pixels in registers. A source
+// of one lane (not Wide) is spread over all lanes as it is read.
+template <typename T, bool Wide, int K, int P>
 void sweep_tile(const Sweep& sweep, const T* from, const T* w, T* to) {
   using V = Vec<T>;
   V sum[K][P];
@@ -36,7 +37,9 @@ void sweep_tile(const Sweep& sweep, const T* from, const T* w, T* to) {
           V weight[K];
           for (int k = 0; k < K; ++k) weight[k] = load<V>(v + k * w_to);
           for (int p = 0; p < P; ++p) {
-            const V pixel = load<V>(f + p * step);
+            V pixel;
+            if constexpr (Wide) pixel = load<V>(f + p * step);
+            else pixel = splat<V>(f[p * step]);
             for (int k = 0; k < K; ++k) sum[k][p] += weight[k] * pixel;
           }
         }
@@ -83,9 +86,9 @@ void slide_tile(const Sweep& sweep, const T* from, const T* w, T* to) {
 template <typename T> using SweepTile = void (*)(const Sweep&, const T*, const T*, T*);
 constexpr int widest_slide = 8;  // pixels, and taps, of a sliding tile
 
-template <typename T, int K, int... P>
+template <typename T, bool Wide, int K, int... P>
 constexpr auto tile_table(std::integer_sequence<int, P...>) {
-  struct { SweepTile<T> of[sizeof...(P)]; } table = {{sweep_tile<T, K, P + 1>...}};
+  struct { SweepTile<T> of[sizeof...(P)]; } table = {{sweep_tile<T, Wide, K, P + 1>...}};
   return table;
 }
 template <typename T, int S, int... P>
@@ -93,10 +96,17 @@ constexpr auto slide_table(std::integer_sequence<int, P...>) {
   struct { SweepTile<T> of[sizeof...(P)]; } table = {{slide_tile<T, P + 1, S>...}};
   return table;
 }
-template <typename T, int K>
-constexpr auto tiles = tile_table<T, K>(std::make_integer_sequence<int, widest_tile[K]>());
+template <typename T, bool Wide, int K>
+constexpr auto tiles = tile_table<T, Wide, K>(std::make_integer_sequence<int, widest_tile[K]>());
 template <typename T, int S>
 constexpr auto slides = slide_table<T, S>(std::make_integer_sequence<int, widest_slide>());
+
+template <typename T, bool Wide>
+const SweepTile<T>* sweeping_tiles(int64_t parts) {
+  if constexpr (most_parts >= 4)
+    if (parts == 4) return tiles<T, Wide, 4>.of;
+  return parts == 3 ? tiles<T, Wide, 3>.of : parts == 2 ? tiles<T, Wide, 2>.of : tiles<T, Wide, 1>.of;
+}
 
 // The tiles, by width - 1, that slide over `taps` taps: the number of taps at a time that leaves the fewest over.
 template <typename T>
@@ -130,21 +140,22 @@ template <typename T>
 struct BatchJob {
   static constexpr int L = lanes_of<T>;
   const LaneCorrelation& job;
-  int64_t slab_row, slab_plane, slab_block;  // elements
-  int64_t rows_here = 0, rows_block;
+  const int64_t source_lanes;
+  int64_t slab_row, slab_plane, slab_pass;  // elements
+  int64_t rows_here = 0, rows_pass;
   Sweep sweep{};
   struct RowStart { int64_t t, r, from, w; } start[most_batch];  // t = 0: no tap reaches the row
 
-  explicit BatchJob(const LaneCorrelation& j) : job(j) {
-    slab_row = j.source_box.extent[2] * L;
+  explicit BatchJob(const LaneCorrelation& j) : job(j), source_lanes(j.broadcast ? 1 : L) {
+    slab_row = j.source_box.extent[2] * source_lanes;
     slab_plane = j.source_box.extent[1] * slab_row;
     sweep.channels = j.source_channels;
     sweep.from_channel = j.source_box.extent[0] * slab_plane;
-    slab_block = sweep.channels * sweep.from_channel;
+    slab_pass = sweep.channels * sweep.from_channel;
     sweep.w_to = j.weight_to * L;
     sweep.w_channel = j.weight_from * L;
     sweep.to_channel = j.batch * j.to_box.extent[2] * L;
-    rows_block = j.to.channels * sweep.to_channel;
+    rows_pass = j.parts * sweep.to_channel;
   }
 
   // The taps of axis z or y that reach position `at`; moves the row's start to the first of them.
@@ -161,7 +172,7 @@ struct BatchJob {
   }
 
   void zero(T* rows, int64_t row, int64_t first, int64_t step, int64_t pixels) const {
-    for (int64_t k = 0; k < job.to.channels; ++k)
+    for (int64_t k = 0; k < job.parts; ++k)
       for (int64_t p = 0; p < pixels; ++p)
         store(rows + k * sweep.to_channel + (row * job.to_box.extent[2] + first + p * step) * L, Vec<T>{});
   }
@@ -184,19 +195,9 @@ struct BatchJob {
     }
   }
 
-  void channels_of_rows(const T* from, const T* w, T* to, int64_t pixels) {
-    int64_t k = 0;
-    const int64_t channels = job.to.channels;
-    if constexpr (widest_tile[4] > 0)
-      for (; k + 4 <= channels; k += 4)
-        tiles_of_rows(tiles<T, 4>.of, widest_tile[4], from, w + k * sweep.w_to, to + k * sweep.to_channel, pixels);
-    for (; k + 2 <= channels; k += 2)
-      tiles_of_rows(tiles<T, 2>.of, widest_tile[2], from, w + k * sweep.w_to, to + k * sweep.to_channel, pixels);
-    if (k == channels) return;
-    w += k * sweep.w_to;
-    to += k * sweep.to_channel;
+  void parts_of_rows(const T* from, const T* w, T* to, int64_t pixels) {
     const bool slides_down = sweep.from_s == -sweep.from_pixel;
-    if (sweep.from_pixel == L && sweep.s >= 3 && (slides_down || sweep.from_s == L)) {
+    if (job.parts == 1 && !job.broadcast && sweep.from_pixel == L && sweep.s >= 3 && (slides_down || sweep.from_s == L)) {
       const Sweep kept = sweep;
       if (slides_down) {  // start at the last tap
         from += (sweep.s - 1) * sweep.from_s;
@@ -206,8 +207,13 @@ struct BatchJob {
       }
       tiles_of_rows(sliding_tiles<T>(sweep.s), widest_slide, from, w, to, pixels);
       sweep = kept;
-    } else {
-      tiles_of_rows(tiles<T, 1>.of, widest_tile[1], from, w, to, pixels);
+      return;
+    }
+    const int64_t count = (job.parts + most_parts - 1) / most_parts;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t first = job.parts * i / count, parts = job.parts * (i + 1) / count - first;
+      const SweepTile<T>* tile = job.broadcast ? sweeping_tiles<T, false>(parts) : sweeping_tiles<T, true>(parts);
+      tiles_of_rows(tile, widest_tile[parts], from, w + first * sweep.w_to, to + first * sweep.to_channel, pixels);
     }
   }
 
@@ -218,46 +224,82 @@ struct BatchJob {
     if (at >= end) return;
     const int64_t pixels = (end - 1 - at) / phase.step + 1;
     if (phase.taps == 0) {
-      for (int64_t y = 0; y < rows_here; ++y) zero(rows, y, at - begin, phase.step, pixels);
+      const int64_t count = job.images > 1 ? job.images : rows_here;
+      for (int64_t y = 0; y < count; ++y) zero(rows, y, at - begin, phase.step, pixels);
       return;
     }
+    const int64_t from_pixel = phase.source_step * source_lanes, to_pixel = phase.step * L;
     sweep.s = phase.taps;
-    sweep.from_pixel = phase.source_step * L;
-    sweep.from_s = phase.source_tap_step * L;
+    sweep.from_pixel = from_pixel;
+    sweep.to_pixel = to_pixel;
+    sweep.from_s = phase.source_tap_step * source_lanes;
     sweep.w_s = phase.tap_step * job.weight_tap[2] * L;
-    sweep.to_pixel = phase.step * L;
-    from += (phase.source + j * phase.source_step - job.source_box.first[2]) * L;
+    from += (phase.source + j * phase.source_step - job.source_box.first[2]) * source_lanes;
     w += phase.tap_first * job.weight_tap[2] * L;
     T* to = rows + (at - begin) * L;
-    if (!careful) return channels_of_rows(from, w, to, pixels);
-    for (int64_t p = 0; p < pixels; ++p, from += sweep.from_pixel, to += sweep.to_pixel) {
-      const TapRange taps = landing(phase, j + p, job.source_size[2]);
-      sweep.s = taps.high - taps.low;
-      channels_of_rows(from + taps.low * sweep.from_s, w + taps.low * sweep.w_s, to, 1);
+    if (!careful && job.images == 1) return parts_of_rows(from, w, to, pixels);
+    if (job.images > 1) {
+      sweep.from_pixel = job.slab_image;
+      sweep.to_pixel = job.to_box.extent[2] * L;
     }
+    for (int64_t p = 0; p < pixels; ++p, from += from_pixel, to += to_pixel) {
+      const TapRange taps = careful ? landing(phase, j + p, job.source_size[2]) : TapRange{0, phase.taps};
+      sweep.s = taps.high - taps.low;
+      parts_of_rows(from + taps.low * sweep.from_s, w + taps.low * sweep.w_s, to, job.images);
+    }
+  }
+
+  // The sums over the lanes of each vector leave as lines of pixels.
+  void store_reduced(char* p, int64_t count) const {
+    const LanePlanes& to = job.to;
+    const int64_t width = job.to_box.extent[2], row_step = to.stride[job.images > 1 ? axis_n : axis_h];
+    for (int64_t k = 0; k < job.parts; ++k)
+      for (int64_t y = 0; y < count; ++y) {
+        const T* row = static_cast<const T*>(job.rows) + k * sweep.to_channel + y * width * L;
+        char* line = p + to.offset[0] + k * to.stride[axis_c] + y * row_step;
+        for (int64_t x = 0; x < width; x += L) {
+          const int64_t n = width - x < L ? width - x : L;
+          Vec<T> r[L];
+          for (int i = 0; i < L; ++i) r[i] = i < n ? load<Vec<T>>(row + (x + i) * L) : Vec<T>{};
+          transpose<T>(r);
+          for (int h = L / 2; h > 0; h /= 2)
+            for (int i = 0; i < h; ++i) r[i] += r[i + h];
+          alignas(64) T sums[L];
+          store(sums, r[0]);
+          encode_line(to.code, sums, n, line + x * to.stride[axis_w], to.stride[axis_w]);
+        }
+      }
   }
 
   template <typename E>
   void batch(int64_t z, int64_t y, int64_t count) {
-    rows_here = count;
-    for (int64_t i = 0; i < count; ++i) {
+    rows_here = job.images > 1 ? 1 : count;
+    for (int64_t i = 0; i < rows_here; ++i) {
       start[i] = {0, 0, 0, 0};
       start[i].t = take_axis(0, z, slab_plane, start[i], sweep.from_t, sweep.w_t);
       start[i].r = take_axis(1, y + i, slab_row, start[i], sweep.from_r, sweep.w_r);
       if (start[i].r <= 0) start[i].t = 0;
     }
-    const LanePlanes& to = job.to;
-    for (int64_t b = 0; b < to.blocks; ++b) {
-      const T* from = static_cast<const T*>(job.slab) + b * slab_block;
-      const T* w = static_cast<const T*>(job.weights) + b * job.weight_block * L;
-      T* rows = static_cast<T*>(job.rows) + b * rows_block;
-      for (int64_t i = 0; i < job.phases[2]; ++i) x_phase(job.phase[2][i], from, w, rows, !job.finite[b]);
-      for (int64_t i = 0; i < count; ++i)
-        if (!start[i].t) zero(rows, i, 0, 1, job.to_box.extent[2]);
-    }
-    char* p = to.data + z * to.stride[axis_d] + y * to.stride[axis_h] + job.to_box.first[2] * to.stride[axis_w];
     const int64_t width = job.to_box.extent[2];
-    store_rows<E>(to, p, static_cast<const T*>(job.rows), {count, width, width * L, sweep.to_channel, rows_block});
+    for (int64_t pass = 0; pass < job.passes; ++pass) {
+      const T* from = static_cast<const T*>(job.slab) + pass * slab_pass;
+      const T* w = static_cast<const T*>(job.weights) + pass * job.weight_pass * L;
+      T* rows = static_cast<T*>(job.rows) + pass * rows_pass;
+      for (int64_t i = 0; i < job.phases[2]; ++i) x_phase(job.phase[2][i], from, w, rows, !job.finite[pass]);
+      for (int64_t i = 0; i < rows_here; ++i) {
+        if (start[i].t) continue;
+        for (int64_t image = 0; image < job.images; ++image) zero(rows, i + image, 0, 1, width);
+      }
+    }
+    LanePlanes to = job.to;
+    char* p = to.data + z * to.stride[axis_d] + y * to.stride[axis_h] + job.to_box.first[2] * to.stride[axis_w];
+    if (job.reduce) return store_reduced(p, count);
+    int64_t stride[5];
+    for (int a = 0; a < 5; ++a) stride[a] = to.stride[a];
+    if (job.images > 1) stride[axis_h] = stride[axis_n];
+    to.stride = stride;
+    const int64_t block_step = job.broadcast ? sweep.to_channel : rows_pass;
+    store_rows<E>(to, p, static_cast<const T*>(job.rows), {count, width, width * L, sweep.to_channel, block_step});
   }
 };
 
@@ -265,10 +307,11 @@ template <typename E>
 void correlate(const LaneCorrelation& job) {
   BatchJob<typename E::T> rows(job);
   const PixelBox& box = job.to_box;
+  const int64_t step = job.images > 1 ? 1 : job.batch;
   for (int64_t z = 0; z < box.extent[0]; ++z)
-    for (int64_t y = 0; y < box.extent[1]; y += job.batch) {
-      const int64_t left = box.extent[1] - y;
-      rows.template batch<E>(box.first[0] + z, box.first[1] + y, left < job.batch ? left : job.batch);
+    for (int64_t y = 0; y < box.extent[1]; y += step) {
+      const int64_t left = box.extent[1] - y, rows_here = left < step ? left : step;
+      rows.template batch<E>(box.first[0] + z, box.first[1] + y, job.images > 1 ? job.images : rows_here);
     }
 #if CONVGRAD_VECTOR_BYTES == 64
   if (job.to.stream) _mm_sfence();

@@ -20,8 +20,17 @@ struct Visit {
   int64_t sum_channel, sum_r, sum_s;
 };
 
+// How the two slabs meet: lane by lane, or one of them has a single lane that is spread over all lanes of the other.
+enum Pairing { lane_by_lane, x_spread, dy_spread };
+
+template <typename T, bool Wide>
+CONVGRAD_INLINE Vec<T> take(const T* p) {
+  if constexpr (Wide) return load<Vec<T>>(p);
+  else return splat<Vec<T>>(*p);
+}
+
 // sums[k][r][s] += sum over the pixels of dy[k] * x[r][s].
-template <typename T, int K, int R, int S>
+template <typename T, Pairing pairing, int K, int R, int S>
 void visit_tile(const Visit& v, const T* dy, const T* x, T* sums) {
   using V = Vec<T>;
   constexpr int L = lanes_of<T>;
@@ -34,12 +43,12 @@ void visit_tile(const Visit& v, const T* dy, const T* x, T* sums) {
     for (int64_t y = 0; y < v.rows; ++y) {
       const T* g = dy + z * v.dy_plane + y * v.dy_row;
       const T* p = x + z * v.x_plane + y * v.x_row;
-      for (int64_t q = v.pixels; q > 0; --q, g += L, p += step) {
+      for (int64_t q = v.pixels; q > 0; --q, g += pairing == dy_spread ? 1 : L, p += step) {
         V grad[K];
-        for (int k = 0; k < K; ++k) grad[k] = load<V>(g + k * dy_channel);
+        for (int k = 0; k < K; ++k) grad[k] = take<T, pairing != dy_spread>(g + k * dy_channel);
         for (int r = 0; r < R; ++r)
           for (int s = 0; s < S; ++s) {
-            const V pixel = load<V>(p + r * x_r + s * x_s);
+            const V pixel = take<T, pairing != x_spread>(p + r * x_r + s * x_s);
             for (int k = 0; k < K; ++k) sum[k][r][s] += grad[k] * pixel;
           }
       }
@@ -54,26 +63,28 @@ void visit_tile(const Visit& v, const T* dy, const T* x, T* sums) {
 
 template <typename T> using VisitTile = void (*)(const Visit&, const T*, const T*, T*);
 
-template <typename T, int K, int R, int S>
+template <typename T, Pairing pairing, int K, int R, int S>
 constexpr VisitTile<T> tile_or_null() {
-  if constexpr (K * R * S <= most_sums && (sizeof(T) == 4 || (K == 1 && R == 1))) return visit_tile<T, K, R, S>;
+  if constexpr (K * R * S <= most_sums && (sizeof(T) == 4 || (K == 1 && R == 1))) return visit_tile<T, pairing, K, R, S>;
   else return nullptr;
 }
-template <typename T, int K>
+template <typename T, Pairing pairing, int K>
 struct TileTable {
   VisitTile<T> of[tallest_r][widest_s];
   template <int... I>
-  constexpr explicit TileTable(std::integer_sequence<int, I...>)
-      : of{} {
-    ((of[I / widest_s][I % widest_s] = tile_or_null<T, K, I / widest_s + 1, I % widest_s + 1>()), ...);
+  constexpr explicit TileTable(std::integer_sequence<int, I...>) : of{} {
+    ((of[I / widest_s][I % widest_s] = tile_or_null<T, pairing, K, I / widest_s + 1, I % widest_s + 1>()), ...);
   }
 };
-template <typename T, int K>
-constexpr TileTable<T, K> tiles{std::make_integer_sequence<int, tallest_r * widest_s>()};
+template <typename T, Pairing pairing, int K>
+constexpr TileTable<T, pairing, K> tiles{std::make_integer_sequence<int, tallest_r * widest_s>()};
 
-template <typename T>
+template <typename T, Pairing pairing>
 VisitTile<T> tile(int k, int r, int s) {
-  return k == 4 ? tiles<T, 4>.of[r - 1][s - 1] : k == 2 ? tiles<T, 2>.of[r - 1][s - 1] : tiles<T, 1>.of[r - 1][s - 1];
+  return k == 4   ? tiles<T, pairing, 4>.of[r - 1][s - 1]
+         : k == 3 ? tiles<T, pairing, 3>.of[r - 1][s - 1]
+         : k == 2 ? tiles<T, pairing, 2>.of[r - 1][s - 1]
+                  : tiles<T, pairing, 1>.of[r - 1][s - 1];
 }
 
 struct Range { int64_t low, high; };
@@ -95,22 +106,28 @@ struct BoxJob {
   const Geometry& g;
   static constexpr int L = lanes_of<T>;
   Visit v{};
+  const int64_t x_lanes, dy_lanes;
   int64_t x_channel;
 
-  explicit BoxJob(const LaneWeightGrad& j) : job(j), g(*j.geo) {
-    const int64_t x_row = j.x_box.extent[2] * L, x_plane = x_row * j.x_box.extent[1];
+  explicit BoxJob(const LaneWeightGrad& j)
+      : job(j), g(*j.geo), x_lanes(j.x_broadcast ? 1 : L), dy_lanes(j.dy_broadcast ? 1 : L) {
+    const int64_t x_row = j.x_box.extent[2] * x_lanes, x_plane = x_row * j.x_box.extent[1];
     x_channel = x_plane * j.x_box.extent[0];
-    v.dy_row = j.dy_box.extent[2] * L;
+    v.dy_row = j.dy_box.extent[2] * dy_lanes;
     v.dy_plane = v.dy_row * j.dy_box.extent[1];
     v.dy_channel = v.dy_plane * j.dy_box.extent[0];
     v.x_plane = x_plane * g.stride[0];
     v.x_row = x_row * g.stride[1];
-    v.x_pixel = L * g.stride[2];
+    v.x_pixel = x_lanes * g.stride[2];
     v.x_r = x_row * g.dilation[1];
-    v.x_s = L * g.dilation[2];
+    v.x_s = x_lanes * g.dilation[2];
     v.sum_s = L;
     v.sum_r = L * g.kernel[2];
-    v.sum_channel = L * g.taps() * g.group_in();
+    v.sum_channel = L * g.taps() * j.sum_step;
+    if (j.images > 1) {  // dy has one plane: images take the place of planes
+      v.dy_plane = j.dy_image;
+      v.x_plane = j.x_image;
+    }
   }
 
   // Element offset in the x slab of output (z, y, q) of the box seen through tap (t, r, s).
@@ -119,20 +136,24 @@ struct BoxJob {
     int64_t at[3];
     for (int a = 0; a < 3; ++a)
       at[a] = (job.dy_box.first[a] + out[a]) * g.stride[a] + tap[a] * g.dilation[a] - g.pad[a] - job.x_box.first[a];
-    return ((at[0] * job.x_box.extent[1] + at[1]) * job.x_box.extent[2] + at[2]) * L;
+    return ((at[0] * job.x_box.extent[1] + at[1]) * job.x_box.extent[2] + at[2]) * x_lanes;
   }
 
   // Planes z, rows y, pixels q of the box for taps (t, r.., s..) of channels (k.., c).
   void visit(int64_t k, int kn, int64_t c, int64_t t, int64_t r, int rn, int64_t s, int sn, Range z, Range y, Range q) {
-    v.planes = z.high - z.low;
+    v.planes = (z.high - z.low) * job.images;
     v.rows = y.high - y.low;
     v.pixels = q.high - q.low;
     if (v.planes <= 0 || v.rows <= 0 || v.pixels <= 0) return;
-    const T* dy = static_cast<const T*>(job.dy) + k * v.dy_channel + z.low * v.dy_plane + y.low * v.dy_row + q.low * L;
+    const T* dy = static_cast<const T*>(job.dy) + k * v.dy_channel + z.low * v.dy_plane + y.low * v.dy_row +
+                  q.low * dy_lanes;
     const T* x = static_cast<const T*>(job.x) + c * x_channel + x_at(z.low, y.low, q.low, t, r, s);
     T* sums = static_cast<T*>(job.sums) +
-              ((k * g.group_in() + c) * g.taps() + (t * g.kernel[1] + r) * g.kernel[2] + s) * L;
-    tile<T>(kn, rn, sn)(v, dy, x, sums);
+              ((k * job.sum_step + c) * g.taps() + (t * g.kernel[1] + r) * g.kernel[2] + s) * L;
+    const VisitTile<T> visit = job.x_broadcast    ? tile<T, x_spread>(kn, rn, sn)
+                               : job.dy_broadcast ? tile<T, dy_spread>(kn, rn, sn)
+                                                  : tile<T, lane_by_lane>(kn, rn, sn);
+    visit(v, dy, x, sums);
   }
 
   // A tile of rn x sn taps. Rows that some of its taps do not reach are visited tap row by tap row.
@@ -167,9 +188,10 @@ struct BoxJob {
   }
 
   void run() {
-    const int64_t R = g.kernel[1], S = g.kernel[2], K = g.group_out();
+    const int64_t R = g.kernel[1], S = g.kernel[2], K = job.out_parts;
     for (int64_t k = 0; k < K;) {
-      int kn = sizeof(T) == 8 ? 1 : K - k >= 4 ? 4 : K - k >= 2 ? 2 : 1;
+      const int64_t k_tiles = (K - k + 3) / 4;
+      int kn = sizeof(T) == 8 ? 1 : int((K - k) / k_tiles);
       if (!job.dy_finite) kn = 1;
       const int64_t s_tiles = (S + widest_s - 1) / widest_s;
       int sn_most = int((S + s_tiles - 1) / s_tiles);
@@ -178,7 +200,7 @@ struct BoxJob {
       if (rn_most > tallest_r) rn_most = tallest_r;
       if (rn_most > R) rn_most = int(R);
       rn_most = int((R + (R + rn_most - 1) / rn_most - 1) / ((R + rn_most - 1) / rn_most));
-      for (int64_t c = 0; c < g.group_in(); ++c)
+      for (int64_t c = 0; c < job.in_parts; ++c)
         for (int64_t t = 0; t < g.kernel[0]; ++t)
           for (int64_t r = 0; r < R; r += rn_most)
             for (int64_t s = 0; s < S; s += sn_most) {

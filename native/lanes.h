@@ -54,30 +54,42 @@ struct AxisPhase {
   int64_t source, source_step, source_tap_step;
 };
 
-// The sum over channels and taps of one box of destination pixels; `slab` and `weights` are in lane form.
+// The sum over channels and taps of one box of destination pixels. `slab` and `weights` are in lane form, in one of
+// three pairings of source and destination:
+//   lane by lane  each group has its lane in both; `passes` blocks of lanes are done one after the other
+//   broadcast     the slab has one lane, every destination lane (`parts` blocks of them) reads it
+//   reduce        destination lanes are summed into one when a row is stored
 struct LaneCorrelation {
-  PixelBox source_box;  // what `slab` holds, densely
+  bool broadcast, reduce;
+  int64_t passes, parts;  // parts: destination vectors of a pixel (channels of the group, or blocks where broadcast)
+  PixelBox source_box;    // what `slab` holds, densely
   const void* slab;
-  const void* weights;  // [block][group_out][group_in][t][r][s][lane]
-  int64_t weight_block, weight_to, weight_from, weight_tap[3];  // vectors between blocks, channels, taps
-  const bool* finite;  // per block: weights that hold Inf or NaN must visit no padded position
+  const void* weights;  // [pass][part][source channel][t][r][s][lane] or in another order, by these steps (vectors)
+  int64_t weight_pass, weight_to, weight_from, weight_tap[3];
+  const bool* finite;  // per pass: weights that hold Inf or NaN must visit no padded position
   int64_t source_size[3];
   int64_t source_channels;
   const AxisPhase* phase[3];
   int64_t phases[3];
   PixelBox to_box;
   LanePlanes to;
-  int64_t batch;  // rows computed together before they leave lane form, at most `most_batch`
-  void* rows;     // scratch of to.blocks * to.channels * batch * to_box.extent[2] vectors
+  int64_t images, slab_image;  // images > 1: tiles run over images (`slab_image` elements apart), not along x
+  int64_t batch;               // rows (or images) computed together before they are stored
+  void* rows;                  // scratch of passes * parts * batch * to_box.extent[2] vectors
 };
 
-// The products of a box of output gradients with the inputs it reaches, added to `sums` (and `bias_sums`).
+// The products of a box of output gradients with the inputs it reaches, added to `sums`. Either slab may have one lane
+// only, which then meets all lanes of the other.
 struct LaneWeightGrad {
   const Geometry* geo;
   PixelBox x_box, dy_box;  // dense slabs
   const void *x, *dy;
-  void* sums;       // [group_out][group_in][taps][lane]
-  bool dy_finite;  // padded x may be multiplied by dy
+  bool x_broadcast, dy_broadcast;
+  int64_t out_parts, in_parts;    // vectors (or scalars, where broadcast) of a pixel of dy and of x
+  int64_t images, x_image, dy_image;  // images in the slabs and elements between them; one unless dy has one plane
+  void* sums;                     // [out part][in part][taps][lane]
+  int64_t sum_step;               // in parts from one out part to the next; at least in_parts
+  bool dy_finite;                 // padded x may be multiplied by dy
 };
 
 CONVGRAD_PER_ISA(void load_lanes(const LanePlanes& from, const PixelBox& box, const int64_t* size, void* slab);
