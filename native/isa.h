@@ -13,6 +13,9 @@ inline constexpr int dtype_count = 7;
 
 // A line of n elements, `stride` bytes apart (any, also negative or unaligned), to n contiguous floats, exactly.
 using DecodeLine = void (*)(const char* src, int64_t stride, int64_t n, float* dst);
+// `lines` lines of n elements, `line_stride` bytes apart, to lines of floats `pitch` elements apart; prefetches ahead.
+using DecodeBlock = void (*)(const char* src, int64_t line_stride, int64_t stride, int64_t lines, int64_t n, float* dst,
+                             int64_t pitch);
 // Rounds n floats in place (what a compute mode does to operands).
 using RoundLine = void (*)(float* line, int64_t n);
 // n contiguous floats to n elements, `stride` bytes apart, with one rounding.
@@ -29,8 +32,12 @@ struct Isa {
   int level;         // 0..4 in that order: each level can also run the kernels of the lower ones
   int vector_bytes;  // 16, 32, 64
   DecodeLine decode[dtype_count];  // [Dtype::f64] is null
+  DecodeBlock decode_block[dtype_count];
   EncodeLine encode[dtype_count];  // float to any type, also double
   RoundLine round_hf32, round_hf32_even, round_hf32_10, round_hf32_10_even, round_bf16, round_f16;
+  // Copies blocks of 16-bit elements as they are.
+  void (*copy16)(const char* src, int64_t line_stride, int64_t stride, int64_t lines, int64_t n, uint16_t* dst,
+                 int64_t pitch);
   DecodeLine64 decode64;                  // from Dtype::f64
   EncodeLine64 encode64[dtype_count];
   const GemmKernels* gemm;
@@ -55,7 +62,5 @@ struct LineReader {
 const Isa& current_isa();
 // A level by name, or null if unknown or not runnable here.
 const Isa* find_isa(const char* name);
-// Bytes of one core's second-level cache (1 MiB if unknown).
-int64_t l2_bytes();
 
 }  // namespace convgrad

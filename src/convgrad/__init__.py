@@ -1,3 +1,35 @@
 """convgrad computes the gradients of convolutions for any Python array, exactly to a written contract."""
 
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from .api import (
+    bias_grad,
+    conv,
+    conv_backward,
+    conv_transpose,
+    conv_transpose_backward,
+    input_grad,
+    weight_grad,
+)
+from .explain import explain
+from .plan import plan
+from .problem import Conv, Plan, Problem, Unsupported
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Conv", "Plan", "Problem", "Unsupported", "bias_grad", "conv", "conv_backward", "conv_transpose",
+    "conv_transpose_backward", "explain", "input_grad", "plan", "weight_grad",
+]
+
+# Dialects and framework front ends load when first named: `convgrad.cann`, `convgrad.torch`, ...
+_LAZY = ("torch", "jax", "onednn", "cann", "ascendc")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return importlib.import_module(f"convgrad.frontends.{name}")
+    raise AttributeError(f"module 'convgrad' has no attribute {name!r}")

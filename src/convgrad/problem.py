@@ -74,12 +74,12 @@ def checked_ints(values: object, name: str, axes: int, minimum: int) -> tuple[in
 
 
 def axis_order(layout: str, axes: int, weights: bool = False) -> tuple[int, ...]:
-    """Return for each canonical axis (N C spatial, or O I spatial) its position in `layout`."""
+    """Return for each canonical axis (N C spatial, or O I spatial) its position in `layout` ("" is canonical)."""
     what = "weight_layout" if weights else "layout"
     canonical = ("OI" if weights else "NC") + SPATIAL_LETTERS[axes]
     if not isinstance(layout, str):
         raise TypeError(f"{what} must be a string such as {canonical!r}, got {layout!r}")
-    letters = layout.upper()
+    letters = layout.upper() or canonical
     if axes == 1:
         letters = "".join(SYNONYMS.get(letter, letter) for letter in letters)
     if sorted(letters) != sorted(canonical):
@@ -170,23 +170,21 @@ class Conv:
         return {"output": self.output_shape, "input": self.input_shape, "weight": self.weight_shape,
                 "bias": (self.out_channels,)}[wrt]
 
+    def tap_range(self, axis: int, k: int) -> tuple[int, int]:
+        """The half-open range of outputs o of one axis whose input i = o*stride + k*dilation - low lies inside."""
+        stride, out = self.stride[axis], self.out_size[axis]
+        shift = k * self.dilation[axis] - self.padding[axis][0]
+        first = min(max(0, -(shift // stride)), out)
+        last = min(max(first, (self.in_size[axis] - 1 - shift) // stride + 1), out)
+        return first, last
+
     def landing_taps(self) -> int:
         """Number of (output, tap) pairs that land inside the input, over all axes."""
         total = 1
-        for axis in range(self.axes):
-            total *= sum(last - first for first, last in self.tap_ranges(axis))
+        for axis, kernel in enumerate(self.kernel_size):
+            ranges = (self.tap_range(axis, k) for k in range(kernel))
+            total *= sum(last - first for first, last in ranges)
         return total
-
-    def tap_ranges(self, axis: int) -> list[tuple[int, int]]:
-        """For each tap k of one axis the half-open range of outputs o whose input lands in [0, in_size)."""
-        size, stride, low = self.in_size[axis], self.stride[axis], self.padding[axis][0]
-        out, ranges = self.out_size[axis], []
-        for k in range(self.kernel_size[axis]):
-            shift = k * self.dilation[axis] - low  # i = o*stride + shift
-            first = min(max(0, -(shift // stride)), out)
-            last = min(max(first, (size - 1 - shift) // stride + 1), out)
-            ranges.append((first, last))
-        return ranges
 
     def flops(self, wrt: str) -> int:
         """Multiply-adds times two that the result needs; taps that fall in padding are not counted."""
@@ -207,8 +205,13 @@ class Conv:
 
 def checked_padding(padding: object, axes: int) -> tuple[tuple[int, int], ...]:
     """Return (low, high) per axis from an int, one int per axis, or one pair per axis."""
-    if not isinstance(padding, Sequence) or isinstance(padding, str):
+    if hasattr(padding, "tolist"):
+        padding = padding.tolist()
+    if hasattr(padding, "__index__"):
         return tuple((p, p) for p in checked_ints(padding, "padding", axes, 0))
+    if not isinstance(padding, Sequence) or isinstance(padding, str):
+        raise TypeError("padding must be an integer, one integer or one (low, high) pair per axis, or a word, "
+                        f"got {padding!r}")
     if len(padding) != axes:
         raise ValueError(f"padding must have one value or one (low, high) pair per spatial axis ({axes}), "
                          f"got {len(padding)}: {tuple(padding)}")
@@ -243,6 +246,8 @@ class Problem:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
+        if not isinstance(self.conv, Conv):
+            raise TypeError(f"conv must be a Conv, got {type(self.conv).__name__}")
         parts = self.wrt.split("+") if isinstance(self.wrt, str) else [self.wrt]
         if any(part not in WRT for part in parts):
             raise ValueError(f"wrt={self.wrt!r} is none of {', '.join(WRT)} (or input, weight, bias joined by '+')")
@@ -253,10 +258,10 @@ class Problem:
         put(self, "out_dtype", checked_dtype(self.out_dtype or ("float32" if narrow else self.dtype), "out_dtype"))
         put(self, "compute", checked_compute(self.compute, self.dtype))
         axes = self.conv.axes
-        put(self, "layout", (self.layout or "NC" + SPATIAL_LETTERS[axes]).upper())
-        put(self, "weight_layout", (self.weight_layout or "OI" + SPATIAL_LETTERS[axes]).upper())
         axis_order(self.layout, axes)
         axis_order(self.weight_layout, axes, weights=True)
+        put(self, "layout", (self.layout or "NC" + SPATIAL_LETTERS[axes]).upper())
+        put(self, "weight_layout", (self.weight_layout or "OI" + SPATIAL_LETTERS[axes]).upper())
         if self.device not in ("cpu", "cuda"):
             raise ValueError(f"device={self.device!r} is neither 'cpu' nor 'cuda'")
         put(self, "_hash", hash(tuple(getattr(self, f.name) for f in fields(self) if f.compare)))
@@ -264,12 +269,15 @@ class Problem:
     def __hash__(self) -> int:  # computed once: a Problem is the key of the plan cache
         return self._hash
 
-    @property
+    def __reduce__(self) -> tuple[Any, ...]:  # string hashes differ between processes: a pickle must not keep ours
+        return parse_problem, (str(self),)
+
+    @cached_property
     def results(self) -> tuple[str, ...]:
         """The asked results, in the order in which `Plan.run` takes their outputs."""
         return tuple(self.wrt.split("+"))
 
-    @property
+    @cached_property
     def operands(self) -> tuple[str, ...]:
         """Names of the operands in the order in which `Plan.run` takes them: grad_output, input, weight."""
         needed = {name for wrt in self.results for name in OPERANDS[wrt]}
@@ -344,6 +352,8 @@ WORD = re.compile(r"(?P<key>[ncg]|[kiwspd])(?P<value>[0-9][0-9x:]*)$")
 
 
 def parse_problem(text: str) -> Problem:
+    if not isinstance(text, str):
+        raise TypeError(f"a problem must be a Problem or a problem string, got {type(text).__name__}")
     words = text.split()
     if len(words) < 2:
         raise ValueError(f"problem string {text!r}: expected '<result> <dtype> n… c… k… i… w…'")
@@ -351,7 +361,10 @@ def parse_problem(text: str) -> Problem:
     for result in results:
         if result not in WRT_OF_RESULT:
             raise ValueError(f"problem string {text!r}: {result!r} is none of {', '.join(WRT_OF_RESULT)}")
-    dtype, _, out_dtype = words[1].partition(">")
+    dtype, arrow, out_dtype = words[1].partition(">")
+    for name in (dtype, out_dtype) if arrow else (dtype,):
+        if name not in LONG_DTYPE:
+            raise ValueError(f"problem string {text!r}: {name!r} is none of {', '.join(s for s, _ in DTYPES.values())}")
     sizes: dict[str, str] = {}
     extra: dict[str, str] = {}
     for word in words[2:]:

@@ -1,0 +1,82 @@
+"""Array kinds: which front end speaks for an array. A kind is a module with the functions of `Kind`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any, Protocol, cast
+
+from numpy import ndarray
+
+from . import numpy as _numpy
+
+
+class Kind(Protocol):
+    """What the public functions need to know about a family of arrays."""
+
+    def home(self, arrays: dict[str, Any]) -> tuple[str, str | None]:
+        """Device of all arrays ("cpu" or "cuda"), and their memory order where it differs from their axis order."""
+
+    def format_of(self, array: Any, name: str, dtype: str | None) -> str:
+        """Name of the number format of an operand."""
+
+    def operand(self, array: Any, name: str, order: tuple[int, ...] | None, format_name: str) -> Any:
+        """The operand as a backend takes it: a view in canonical axis order."""
+
+    def empty(self, shape: tuple[int, ...], format_name: str, like: Any) -> Any:
+        """A new result array in the caller's axis order."""
+
+    def returned(self, result: Any, like: Any) -> Any:
+        """The finished result as the caller gets it."""
+
+    def check_out(self, out: Any, shape: tuple[int, ...], format_name: str, name: str,
+                  operands: dict[str, Any]) -> None:
+        """Refuse an output array that cannot receive the result."""
+
+    def check_workspace(self, workspace: Any, needed: int, operands: dict[str, Any]) -> None:
+        """Refuse an unusable workspace."""
+
+    def workspace_view(self, workspace: Any) -> Any:
+        """The workspace as a backend takes it."""
+
+
+# Top-level package of an array's type -> front end module. Imported when such an array appears, never before.
+KINDS = {"torch": "convgrad.frontends.torch", "cupy": "convgrad.frontends.dlpack", "jax": "convgrad.frontends.dlpack",
+         "jaxlib": "convgrad.frontends.dlpack"}
+
+
+def kind_of(arrays: dict[str, Any], names: dict[str, str]) -> Kind:
+    """The one kind of all arrays; raises TypeError for mixtures and for things that are no arrays.
+
+    `names` maps an operand to the caller's word for it where the two differ.
+    """
+    for array in arrays.values():
+        if type(array) is not ndarray:
+            break
+    else:
+        return cast(Kind, _numpy)
+    kinds = {}
+    arrays = {names.get(name, name): array for name, array in arrays.items()}
+    for name, array in arrays.items():
+        if _numpy.accepts(array, name):
+            kinds[name] = cast(Kind, _numpy)
+        else:
+            kinds[name] = _foreign_kind(array, name)
+    first, *rest = kinds.values()
+    if any(kind is not first for kind in rest):
+        what = ", ".join(f"{name} is {_type_name(array)}" for name, array in arrays.items())
+        raise TypeError(f"all arrays of a call must be of one kind: {what}")
+    return first
+
+
+def _type_name(array: object) -> str:
+    return f"{type(array).__module__.partition('.')[0]}.{type(array).__name__}"
+
+
+def _foreign_kind(array: Any, name: str) -> Kind:
+    package = type(array).__module__.partition(".")[0]
+    module = KINDS.get(package) or ("convgrad.frontends.dlpack" if hasattr(array, "__dlpack__") else None)
+    if module is None or (package in KINDS and package not in sys.modules):
+        raise TypeError(f"{name} must be an array (NumPy, PyTorch, or anything with __dlpack__), "
+                        f"got {_type_name(array)}")
+    return cast(Kind, importlib.import_module(module))

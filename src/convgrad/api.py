@@ -1,0 +1,323 @@
+"""The public functions: convolution, its gradients, and the transposed pair, for any array a front end knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .call import (
+    OUT_LABELS,
+    Ints,
+    Options,
+    Padding,
+    bias_call,
+    call_key,
+    checked_mask,
+    exchanged,
+    geometry_of,
+    prepare,
+    prepared_calls,
+    ready,
+    transposed_geometry,
+)
+
+
+def conv(input: Any, weight: Any, *, stride: Ints = 1, padding: Padding = 0, dilation: Ints = 1, groups: int = 1,
+         layout: str | None = None, weight_layout: str | None = None, compute: str | None = None,
+         dtype: str | None = None, out: Any = None, out_dtype: str | None = None, workspace: Any = None,
+         max_workspace_bytes: int | None = None, backend: str | None = None, num_threads: int | None = None) -> Any:
+    """Convolution (cross-correlation, as in every deep-learning library) of `input` with `weight`.
+
+    Parameters
+    ----------
+    input, weight : array
+        Activations (N, C, spatial) and weight (K, C/groups, spatial), or as `layout` and `weight_layout` say.
+    stride, dilation : int or one int per axis
+    padding : int, one int per axis, one (low, high) pair per axis, "valid", "same_upper" or "same_lower"
+    groups : int
+    layout, weight_layout : str, optional
+        Axis orders such as "NHWC", "TBC", "HWIO"; the defaults are channels first and O, I, spatial.
+    compute : str, optional
+        Rounding of the operands before they are multiplied: "f32" (none), "tf32", "hf32", "bf16", "f16", ...
+    dtype : str, optional
+        What uint8 operands hold: "hifloat8", "float8_e4m3fn" or "float8_e5m2".
+    out : array, optional
+        Receives the result.
+    out_dtype : str, optional
+        Number format of the result; the default is the operands' (float32 for 8-bit operands).
+    workspace, max_workspace_bytes : optional
+        Scratch memory of the caller (1-D uint8), and a limit for the plan's.
+    backend : str, optional
+        Ask this backend only: "native", "triton" or "reference".
+    num_threads : int, optional
+
+    Returns
+    -------
+    array
+        The output (N, K, spatial) in `layout`, of the same kind as the operands.
+
+    Examples
+    --------
+    >>> import numpy as np, convgrad
+    >>> x = np.arange(5.0).reshape(1, 1, 5)
+    >>> convgrad.conv(x, np.ones((1, 1, 3)), backend="reference")
+    array([[[3., 6., 9.]]])
+    """
+    options = Options(layout, weight_layout, compute, dtype, out_dtype, backend, num_threads, max_workspace_bytes)
+    arrays = {"input": input, "weight": weight}
+    kind, key = call_key("output", arrays, (stride, padding, dilation, groups), options)
+    call = prepared_calls.get(key)
+    if call is None:
+        geometry = geometry_of(arrays, options, stride, padding, dilation, groups)
+        call = prepare(key, kind, "output", geometry, arrays, options)
+    return ready(call, arrays, {"out": out}, workspace)()[0]
+
+
+def input_grad(grad_output: Any, weight: Any, input_size: Ints, *, stride: Ints = 1, padding: Padding = 0,
+               dilation: Ints = 1, groups: int = 1, layout: str | None = None, weight_layout: str | None = None,
+               compute: str | None = None, dtype: str | None = None, out: Any = None, out_dtype: str | None = None,
+               workspace: Any = None, max_workspace_bytes: int | None = None, backend: str | None = None,
+               num_threads: int | None = None) -> Any:
+    """Gradient of a convolution with respect to its input.
+
+    Parameters
+    ----------
+    grad_output, weight : array
+        Gradient of the output (N, K, spatial) and weight (K, C/groups, spatial).
+    input_size : int or one int per spatial axis
+        Spatial size of the input; strided convolutions do not determine it.
+
+    The other parameters are those of `conv`.
+
+    Returns
+    -------
+    array
+        The gradient (N, C, spatial) in `layout`.
+
+    Examples
+    --------
+    >>> import numpy as np, convgrad
+    >>> convgrad.input_grad(np.ones((1, 1, 3)), np.ones((1, 1, 3)), 5, backend="reference")
+    array([[[1., 2., 3., 2., 1.]]])
+    """
+    options = Options(layout, weight_layout, compute, dtype, out_dtype, backend, num_threads, max_workspace_bytes)
+    arrays = {"grad_output": grad_output, "weight": weight}
+    kind, key = call_key("input", arrays, (stride, padding, dilation, groups, input_size), options)
+    call = prepared_calls.get(key)
+    if call is None:
+        geometry = geometry_of(arrays, options, stride, padding, dilation, groups, input_size=input_size)
+        call = prepare(key, kind, "input", geometry, arrays, options)
+    return ready(call, arrays, {"out": out}, workspace)()[0]
+
+
+def weight_grad(grad_output: Any, input: Any, kernel_size: Ints, *, stride: Ints = 1, padding: Padding = 0,
+                dilation: Ints = 1, groups: int = 1, layout: str | None = None, weight_layout: str | None = None,
+                compute: str | None = None, dtype: str | None = None, out: Any = None, out_dtype: str | None = None,
+                workspace: Any = None, max_workspace_bytes: int | None = None, backend: str | None = None,
+                num_threads: int | None = None) -> Any:
+    """Gradient of a convolution with respect to its weight.
+
+    Parameters
+    ----------
+    grad_output, input : array
+        Gradient of the output (N, K, spatial) and input (N, C, spatial).
+    kernel_size : int or one int per spatial axis
+        Spatial size of the weight.
+
+    The other parameters are those of `conv`.
+
+    Returns
+    -------
+    array
+        The gradient (K, C/groups, spatial) in `weight_layout`.
+
+    Examples
+    --------
+    >>> import numpy as np, convgrad
+    >>> convgrad.weight_grad(np.ones((1, 1, 3)), np.arange(5.0).reshape(1, 1, 5), 3, backend="reference")
+    array([[[3., 6., 9.]]])
+    """
+    options = Options(layout, weight_layout, compute, dtype, out_dtype, backend, num_threads, max_workspace_bytes)
+    arrays = {"grad_output": grad_output, "input": input}
+    kind, key = call_key("weight", arrays, (stride, padding, dilation, groups, kernel_size), options)
+    call = prepared_calls.get(key)
+    if call is None:
+        geometry = geometry_of(arrays, options, stride, padding, dilation, groups, kernel_size=kernel_size)
+        call = prepare(key, kind, "weight", geometry, arrays, options)
+    return ready(call, arrays, {"out": out}, workspace)()[0]
+
+
+def bias_grad(grad_output: Any, *, layout: str | None = None, dtype: str | None = None, out: Any = None,
+              out_dtype: str | None = None, workspace: Any = None, max_workspace_bytes: int | None = None,
+              backend: str | None = None, num_threads: int | None = None) -> Any:
+    """Gradient of a convolution with respect to its bias: the sum of `grad_output` over batch and space.
+
+    The parameters are those of `conv`.
+
+    Returns
+    -------
+    array
+        The gradient (K,).
+
+    Examples
+    --------
+    >>> import numpy as np, convgrad
+    >>> convgrad.bias_grad(np.ones((2, 3, 4)), backend="reference")
+    array([8., 8., 8.])
+    """
+    options = Options(layout, None, None, dtype, out_dtype, backend, num_threads, max_workspace_bytes)
+    call, arrays = bias_call(grad_output, options)
+    return ready(call, arrays, {"out": out}, workspace)()[0]
+
+
+def conv_backward(grad_output: Any, input: Any, weight: Any, *, stride: Ints = 1, padding: Padding = 0,
+                  dilation: Ints = 1, groups: int = 1, layout: str | None = None, weight_layout: str | None = None,
+                  compute: str | None = None, dtype: str | None = None,
+                  output_mask: Sequence[bool] = (True, True, True), out: Sequence[Any] | None = None,
+                  out_dtype: str | None = None, workspace: Any = None, max_workspace_bytes: int | None = None,
+                  backend: str | None = None, num_threads: int | None = None) -> tuple[Any, Any, Any]:
+    """All gradients of a convolution in one call.
+
+    Parameters
+    ----------
+    grad_output, input, weight : array
+        Gradient of the output (N, K, spatial), input (N, C, spatial), weight (K, C/groups, spatial).
+    output_mask : three bools
+        Which of the gradients of input, weight and bias to compute.
+    out : three arrays or None, optional
+        Receive the results.
+
+    The other parameters are those of `conv`.
+
+    Returns
+    -------
+    (grad_input, grad_weight, grad_bias)
+        None where the mask says False.
+
+    Examples
+    --------
+    >>> import numpy as np, convgrad
+    >>> x, w, dy = np.ones((1, 1, 4)), np.ones((1, 1, 3)), np.ones((1, 1, 2))
+    >>> [g.tolist() for g in convgrad.conv_backward(dy, x, w, backend="reference")]
+    [[[[1.0, 2.0, 2.0, 1.0]]], [[[2.0, 2.0, 2.0]]], [2.0]]
+    """
+    options = Options(layout, weight_layout, compute, dtype, out_dtype, backend, num_threads, max_workspace_bytes)
+    mask, outs = checked_mask(output_mask, out)
+    wrt = "+".join(name for name, wanted in zip(("input", "weight", "bias"), mask) if wanted)
+    arrays = {"grad_output": grad_output, "input": input, "weight": weight}
+    kind, key = call_key("backward", arrays, (stride, padding, dilation, groups, mask), options)
+    call = prepared_calls.get(key)
+    if call is None:
+        geometry = geometry_of(arrays, options, stride, padding, dilation, groups)
+        if not wrt:
+            return (None, None, None)
+        call = prepare(key, kind, wrt, geometry, arrays, options)
+    needed = {name: arrays[name] for name in call.plan.problem.operands}
+    results = iter(ready(call, needed, outs, workspace)())
+    dx, dw, db = (next(results) if wanted else None for wanted in mask)
+    return dx, dw, db
+
+
+def conv_transpose(input: Any, weight: Any, *, stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0,
+                   dilation: Ints = 1, groups: int = 1, layout: str | None = None, weight_layout: str | None = None,
+                   compute: str | None = None, dtype: str | None = None, out: Any = None, out_dtype: str | None = None,
+                   workspace: Any = None, max_workspace_bytes: int | None = None, backend: str | None = None,
+                   num_threads: int | None = None) -> Any:
+    """Transposed convolution: `input` (N, C, spatial), `weight` (C, K/groups, spatial) as in PyTorch.
+
+    Parameters
+    ----------
+    output_padding : int or one int per axis
+        Extra positions at the high end of the output, less than the stride.
+    weight_layout : str, optional
+        I is the channel axis of the input, O of the output; the default is I, O, spatial.
+
+    The other parameters are those of `conv`; with "same_upper" or "same_lower" the output has stride times the
+    size of the input.
+
+    Returns
+    -------
+    array
+        The output (N, K, spatial) in `layout`.
+
+    Examples
+    --------
+    >>> import numpy as np, convgrad
+    >>> convgrad.conv_transpose(np.ones((1, 1, 2)), np.ones((1, 1, 2)), stride=2, backend="reference")
+    array([[[1., 1., 1., 1.]]])
+    """
+    options = Options(layout, exchanged(weight_layout), compute, dtype, out_dtype, backend, num_threads,
+                      max_workspace_bytes)
+    arrays = {"grad_output": input, "weight": weight}
+    names = {"grad_output": "input"}
+    kind, key = call_key("transpose", arrays, (stride, padding, dilation, groups, output_padding), options, names)
+    call = prepared_calls.get(key)
+    if call is None:
+        geometry = transposed_geometry(arrays, options, stride, padding, dilation, groups, output_padding)
+        call = prepare(key, kind, "input", geometry, arrays, options, names)
+    return ready(call, arrays, {"out": out}, workspace, names)()[0]
+
+
+def conv_transpose_backward(grad_output: Any, input: Any, weight: Any, *, stride: Ints = 1, padding: Padding = 0,
+                            output_padding: Ints = 0, dilation: Ints = 1, groups: int = 1, layout: str | None = None,
+                            weight_layout: str | None = None, compute: str | None = None, dtype: str | None = None,
+                            output_mask: Sequence[bool] = (True, True, True), out: Sequence[Any] | None = None,
+                            out_dtype: str | None = None, workspace: Any = None,
+                            max_workspace_bytes: int | None = None, backend: str | None = None,
+                            num_threads: int | None = None) -> tuple[Any, Any, Any]:
+    """All gradients of a transposed convolution.
+
+    Parameters
+    ----------
+    grad_output, input, weight : array
+        Gradient of the output (N, K, spatial), input (N, C, spatial), weight (C, K/groups, spatial).
+    output_mask : three bools
+        Which of the gradients of input, weight and bias to compute.
+    out : three arrays or None, optional
+        Receive the results.
+
+    The other parameters are those of `conv_transpose`.
+
+    Returns
+    -------
+    (grad_input, grad_weight, grad_bias)
+        None where the mask says False.
+
+    Examples
+    --------
+    >>> import numpy as np, convgrad
+    >>> x, w, dy = np.ones((1, 1, 2)), np.ones((1, 1, 2)), np.ones((1, 1, 4))
+    >>> [g.tolist() for g in convgrad.conv_transpose_backward(dy, x, w, stride=2, backend="reference")]
+    [[[[2.0, 2.0]]], [[[2.0, 2.0]]], [4.0]]
+    """
+    options = Options(layout, exchanged(weight_layout), compute, dtype, out_dtype, backend, num_threads,
+                      max_workspace_bytes)
+    mask, outs = checked_mask(output_mask, out)
+    # The same trilinear form with x and dy exchanged: grad_output is the convolution's input, input its gradient.
+    arrays = {"grad_output": input, "input": grad_output, "weight": weight}
+    names = {"grad_output": "input", "input": "grad_output"}
+    needed = {"input": mask[1], "grad_output": any(mask), "weight": mask[0]}
+    taken = {name: array for name, array in (("input", input), ("grad_output", grad_output), ("weight", weight))
+             if needed[name]}
+    geometry = None
+    runs = []
+    for label, wrt, wanted in zip(OUT_LABELS, ("output", "weight"), mask):
+        kind, key = call_key("transpose_" + wrt, arrays, (stride, padding, dilation, groups, output_padding),
+                             options, names)
+        call = prepared_calls.get(key)
+        if call is None:
+            geometry = geometry or transposed_geometry(arrays, options, stride, padding, dilation, groups,
+                                                       output_padding)
+            call = prepare(key, kind, wrt, geometry, arrays, options, names) if wanted else None
+        if call is not None and wanted:
+            read = {name: arrays[name] for name in call.plan.problem.operands}
+            runs.append(ready(call, read, {label: outs[label]}, workspace, names, taken))
+            taken = {**taken, label: outs[label]} if outs[label] is not None else taken
+    if mask[2]:
+        bias = Options(layout, None, None, dtype, out_dtype, backend, num_threads, max_workspace_bytes)
+        call, read = bias_call(grad_output, bias)
+        runs.append(ready(call, read, {OUT_LABELS[2]: outs[OUT_LABELS[2]]}, workspace, taken=taken))
+    # Everything is checked; only now is anything written.
+    results = iter([run()[0] for run in runs])
+    dx, dw, db = (next(results) if wanted else None for wanted in mask)
+    return dx, dw, db

@@ -1,0 +1,284 @@
+"""From the arguments of a public function to a prepared call: checks, geometry, plan, axis orders."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from .frontends import Kind, kind_of
+from .plan import plan
+from .problem import SPATIAL_LETTERS, Conv, Plan, Problem, axis_order, checked_int, checked_ints, checked_padding
+
+Ints = int | Sequence[int]
+Padding = int | str | Sequence[int] | Sequence[tuple[int, int]]
+
+
+class Options(NamedTuple):
+    """The keyword arguments that all public functions share."""
+
+    layout: str | None = None
+    weight_layout: str | None = None
+    compute: str | None = None
+    dtype: str | None = None
+    out_dtype: str | None = None
+    backend: str | None = None
+    num_threads: int | None = None
+    max_workspace_bytes: int | None = None
+
+
+class Call(NamedTuple):
+    """A prepared call: the plan, and how operands and results of the caller map to canonical axis order."""
+
+    kind: Kind
+    plan: Plan
+    formats: tuple[str, ...]  # of the operands
+    operand_orders: tuple[tuple[int, ...] | None, ...]
+    result_shapes: tuple[tuple[int, ...], ...]  # in the caller's layout
+    result_orders: tuple[tuple[int, ...] | None, ...]
+
+
+CACHE_LIMIT = 4096
+OUT_LABELS = ("out (gradient of input)", "out (gradient of weight)", "out (gradient of bias)")
+SAME_NAMES: dict[str, str] = {}  # operands whose public name is not their own; transposed calls exchange two
+NOTHING: dict[str, Any] = {}
+prepared_calls: dict[Any, Call] = {}
+
+
+def call_key(function: str, arrays: dict[str, Any], parameters: tuple[Any, ...], options: Options,
+             names: dict[str, str] = SAME_NAMES) -> tuple[Kind, Any]:
+    """The array kind, and a key that determines everything but the data."""
+    kind = kind_of(arrays, names)
+    signature = tuple([(array.shape, array.dtype) for array in arrays.values()])
+    return kind, (function, kind.home(arrays), signature, _exact(parameters), _exact(options))
+
+
+def _exact(value: Any) -> Any:
+    """A hashable stand-in, equal only for values that mean the same: True == 1.0 == 1, but only 1 is a stride."""
+    kind = type(value)
+    if kind is tuple or kind is list or kind is Options:
+        return tuple([item if item is None or type(item) is int or type(item) is str else _exact(item)
+                      for item in value])
+    if kind is int or kind is str or value is None:
+        return value
+    if hasattr(value, "tolist"):
+        return _exact(value.tolist())
+    return kind, operator.index(value) if hasattr(value, "__index__") else repr(value)
+
+
+def _axes(arrays: dict[str, Any], names: dict[str, str]) -> int:
+    """Number of spatial axes; all arrays must have the same rank, 3 to 5."""
+    ranks = {names.get(name, name): len(array.shape) for name, array in arrays.items()}
+    if len(set(ranks.values())) > 1:
+        raise ValueError("all arrays must have the same rank: " + ", ".join(f"{n} has {r}" for n, r in ranks.items()))
+    name, rank = next(iter(ranks.items()))
+    if rank - 2 not in SPATIAL_LETTERS:
+        raise ValueError(f"{name} must have 3, 4 or 5 axes (batch, channels, 1 to 3 spatial), got shape "
+                         f"{tuple(next(iter(arrays.values())).shape)}")
+    return rank - 2
+
+
+def _order(name: str, axes: int, options: Options) -> tuple[int, ...]:
+    """Position of each canonical axis in the caller's layout of an operand or result."""
+    if name == "weight":
+        return axis_order(options.weight_layout or "OI" + SPATIAL_LETTERS[axes], axes, weights=True)
+    return axis_order(options.layout or "NC" + SPATIAL_LETTERS[axes], axes)
+
+
+def _canonical_shape(arrays: dict[str, Any], name: str, options: Options) -> tuple[int, ...]:
+    shape = arrays[name].shape
+    return tuple(shape[place] for place in _order(name, len(shape) - 2, options))
+
+
+def _same_padding(padding: str, in_size: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...],
+                  dilation: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Pads that give ceil(in/stride) outputs; the odd element goes to the high end for same_upper."""
+    if padding not in ("valid", "same_upper", "same_lower"):
+        raise ValueError(f"padding={padding!r} is none of 'valid', 'same_upper', 'same_lower'")
+    pairs = []
+    for size, k, s, d in zip(in_size, kernel, stride, dilation):
+        total = max(0, (-(-size // s) - 1) * s + d * (k - 1) + 1 - size) if padding != "valid" else 0
+        low = total // 2 if padding == "same_upper" else total - total // 2
+        pairs.append((low, total - low))
+    return tuple(pairs)
+
+
+def geometry_of(arrays: dict[str, Any], options: Options, stride: Ints, padding: Padding, dilation: Ints, groups: int,
+              input_size: Ints | None = None, kernel_size: Ints | None = None) -> Conv:
+    """The Conv that a call's arrays and parameters describe; checks the arrays against each other."""
+    axes = _axes(arrays, {})
+    shapes = {name: _canonical_shape(arrays, name, options) for name in arrays}
+    in_size = shapes["input"][2:] if "input" in shapes else checked_ints(input_size, "input_size", axes, 0)
+    kernel = shapes["weight"][2:] if "weight" in shapes else checked_ints(kernel_size, "kernel_size", axes, 1)
+    strides, dilations = checked_ints(stride, "stride", axes, 1), checked_ints(dilation, "dilation", axes, 1)
+    pads = _same_padding(padding, in_size, kernel, strides, dilations) if isinstance(padding, str) \
+        else checked_padding(padding, axes)
+    groups = checked_int(groups, "groups", 1)
+    batch = shapes["input" if "input" in shapes else "grad_output"][0]
+    out_channels = shapes["weight" if "weight" in shapes else "grad_output"][int("weight" not in shapes)]
+    in_channels = shapes["input"][1] if "input" in shapes else shapes["weight"][1] * groups
+    geometry = Conv(batch, in_channels, out_channels, in_size, kernel, strides, dilations, pads, groups)
+    for name, shape in shapes.items():
+        _check_shape(name, shape, Problem(geometry).shape_of_operand(name), geometry)
+    return geometry
+
+
+def _check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...], geometry: Conv) -> None:
+    """Name the first axis where an operand does not fit the geometry that the others give."""
+    if shape == expected:
+        return
+    if name == "weight":
+        if shape[1] != expected[1]:
+            raise ValueError(f"weight has {shape[1]} input channels per group, but in_channels={geometry.in_channels} "
+                             f"and groups={geometry.groups} give {expected[1]}")
+        raise ValueError(f"weight has shape {shape}, but {expected} is expected")
+    if shape[0] != expected[0]:
+        raise ValueError(f"{name} has batch {shape[0]}, but the input has batch {expected[0]}")
+    if shape[1] != expected[1]:
+        raise ValueError(f"{name} has {shape[1]} channels, but the weight has {expected[1]} output channels")
+    raise ValueError(
+        f"{name} has spatial size {shape[2:]}, but input {geometry.in_size}, kernel {geometry.kernel_size}, "
+        f"stride {geometry.stride}, padding {geometry.padding}, dilation {geometry.dilation} give {expected[2:]}")
+
+
+def transposed_geometry(arrays: dict[str, Any], options: Options, stride: Ints, padding: Padding, dilation: Ints,
+                         groups: int, output_padding: Ints) -> Conv:
+    """The Conv whose input gradient is this transposed convolution."""
+    names = {"grad_output": "input", "input": "grad_output"}
+    axes = _axes(arrays, names)
+    batch, channels, *small = _canonical_shape(arrays, "grad_output", options)
+    try:
+        weight = _canonical_shape(arrays, "weight", options)
+    except ValueError:  # say it in the caller's letters
+        given, letters = exchanged(options.weight_layout), "IO" + SPATIAL_LETTERS[axes]
+        raise ValueError(f"weight_layout={given!r} is not an order of the axes {letters!r} ({axes} spatial)") from None
+    strides, dilations = checked_ints(stride, "stride", axes, 1), checked_ints(dilation, "dilation", axes, 1)
+    extra = checked_ints(output_padding, "output_padding", axes, 0)
+    groups = checked_int(groups, "groups", 1)
+    for axis, (more, step) in enumerate(zip(extra, strides)):
+        if more >= step:
+            raise ValueError(f"output_padding[{axis}]={more} must be less than stride[{axis}]={step}")
+    if weight[0] != channels:
+        raise ValueError(f"weight has {weight[0]} input channels, but the input has {channels}")
+    if channels % groups:
+        raise ValueError(f"groups={groups} does not divide in_channels={channels}")
+    kernel = weight[2:]
+    if isinstance(padding, str) and padding != "valid":
+        large = tuple(size * step for size, step in zip(small, strides))
+        pads = _same_padding(padding, large, kernel, strides, dilations)
+        if any(extra):
+            raise ValueError(f"output_padding={extra} does not go with padding={padding!r}, which fixes the size")
+    else:
+        pads = _same_padding(padding, tuple(small), kernel, strides, dilations) if isinstance(padding, str) \
+            else checked_padding(padding, axes)
+        large = tuple((size - 1) * step + d * (k - 1) + 1 + more - low - high for size, step, d, k, more, (low, high)
+                      in zip(small, strides, dilations, kernel, extra, pads))
+    if any(size < 0 for size in large):
+        raise ValueError(f"padding {pads} is larger than the output: input size {tuple(small)}, kernel {kernel}, "
+                         f"stride {strides}, dilation {dilations} give {large}")
+    geometry = Conv(batch, weight[1] * groups, channels, large, kernel, strides, dilations, pads, groups)
+    if geometry.out_size != tuple(small):
+        raise ValueError(f"input of spatial size {tuple(small)} has no transposed convolution with kernel {kernel}, "
+                         f"stride {strides}, padding {pads}")
+    if "input" in arrays:
+        shape = _canonical_shape(arrays, "input", options)
+        if shape != geometry.input_shape:
+            raise ValueError(f"grad_output has shape {shape}, but the output of this transposed convolution has "
+                             f"{geometry.input_shape} (batch, channels, spatial)")
+    return geometry
+
+
+def exchanged(weight_layout: str | None) -> str | None:
+    """A transposed convolution's weight layout in the letters of the convolution it transposes: I and O exchanged."""
+    return weight_layout.upper().translate(str.maketrans("IO", "OI")) if isinstance(weight_layout, str) \
+        else weight_layout
+
+
+def bias_call(grad_output: Any, options: Options) -> tuple[Call, dict[str, Any]]:
+    arrays = {"grad_output": grad_output}
+    kind, key = call_key("bias", arrays, (), options)
+    call = prepared_calls.get(key)
+    if call is None:
+        _axes(arrays, {})
+        n, k, *size = _canonical_shape(arrays, "grad_output", options)
+        call = prepare(key, kind, "bias", Conv(n, 1, k, tuple(size), (1,) * len(size)), arrays, options)
+    return call, arrays
+
+
+def checked_mask(output_mask: Sequence[bool], out: Sequence[Any] | None) -> tuple[tuple[bool, ...], dict[str, Any]]:
+    """The mask as three bools, and the outputs that it asks for by their name in messages."""
+    if not isinstance(output_mask, Sequence):
+        raise TypeError(f"output_mask must have three values (input, weight, bias), got {output_mask!r}")
+    mask = tuple(bool(wanted) for wanted in output_mask)
+    if len(mask) != 3:
+        raise ValueError(f"output_mask must have three values (input, weight, bias), got {len(mask)}")
+    outs = (None, None, None) if out is None else out
+    if not isinstance(outs, (tuple, list)) or len(outs) != 3:
+        raise TypeError("out must be three arrays or None: (grad_input, grad_weight, grad_bias)")
+    return mask, {label: array for label, array, wanted in zip(OUT_LABELS, outs, mask) if wanted}
+
+
+def prepare(key: Any, kind: Kind, wrt: str, geometry: Conv, arrays: dict[str, Any], options: Options,
+             names: dict[str, str] = SAME_NAMES) -> Call:
+    """Plan a call and remember it under `key`."""
+    formats = {name: kind.format_of(array, names.get(name, name), options.dtype) for name, array in arrays.items()}
+    first_name, first = next(iter(formats.items()))
+    for name, found in formats.items():
+        if found != first:
+            raise TypeError(f"all operands must have one dtype: {names.get(first_name, first_name)} is {first}, "
+                            f"{names.get(name, name)} is {found}")
+    device, memory_order = kind.home(arrays)
+    problem = Problem(geometry, wrt, first, options.out_dtype or "", options.compute or "",
+                      options.layout or memory_order or "", options.weight_layout or "", device)
+    chosen = plan(problem, backend=options.backend, max_workspace_bytes=options.max_workspace_bytes,
+                  num_threads=options.num_threads)
+    axes = geometry.axes
+    orders = [_order(name, axes, options) for name in problem.operands]
+    shapes, result_orders = [], []
+    for result in problem.results:
+        shape = geometry.shape_of(result)
+        order = None if result == "bias" else _order("weight" if result == "weight" else "input", axes, options)
+        shapes.append(shape if order is None else tuple(shape[order.index(place)] for place in range(len(shape))))
+        result_orders.append(None if order is None or order == tuple(sorted(order)) else order)
+    call = Call(kind, chosen, tuple(formats[name] for name in problem.operands),
+                tuple(None if order == tuple(sorted(order)) else order for order in orders),
+                tuple(shapes), tuple(result_orders))
+    if len(prepared_calls) >= CACHE_LIMIT:
+        prepared_calls.clear()
+    prepared_calls[key] = call
+    return call
+
+
+def ready(call: Call, arrays: dict[str, Any], outs: dict[str, Any], workspace: Any,
+          names: dict[str, str] = SAME_NAMES, taken: dict[str, Any] = NOTHING) -> Callable[[], tuple[Any, ...]]:
+    """Check everything about the arrays of a prepared call and return the function that runs it.
+
+    `outs` are the caller's output arrays (or None) by the name for messages, one per result; `taken` are other arrays
+    that they must not overlap.
+    """
+    kind, chosen = call.kind, call.plan
+    problem = chosen.problem
+    operands = tuple([
+        kind.operand(array, names.get(name, name), order, format_name)
+        for (name, array), order, format_name in zip(arrays.items(), call.operand_orders, call.formats)])
+    like = next(iter(arrays.values()))
+    results: dict[str, Any] = {}
+    for (label, out), shape in zip(outs.items(), call.result_shapes):
+        if out is None:
+            out = kind.empty(shape, problem.out_dtype, like)
+        else:
+            others = {names.get(name, name): array for name, array in arrays.items()}
+            kind.check_out(out, shape, problem.out_dtype, label, {**others, **taken, **results})
+        results[label] = out
+    targets = tuple([kind.operand(result, label, order, problem.out_dtype)
+                     for (label, result), order in zip(results.items(), call.result_orders)])
+    if workspace is not None:
+        others = {names.get(name, name): array for name, array in arrays.items()}
+        kind.check_workspace(workspace, chosen.workspace_bytes, {**others, **taken, **results})
+        workspace = kind.workspace_view(workspace)
+
+    def run() -> tuple[Any, ...]:
+        chosen.run(operands, targets, workspace)
+        return tuple([kind.returned(result, like) for result in results.values()])
+
+    return run

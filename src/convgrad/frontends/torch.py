@@ -1,0 +1,159 @@
+"""PyTorch tensors, on the CPU and on CUDA, as operands and results; torch is imported when one appears.
+
+The differentiable functions and `patch` are in `torch_autograd.py` and re-exported here as `convgrad.torch`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..numbers import storage_dtype
+from ..problem import DTYPES, LONG_DTYPE
+
+FORMATS = {torch.float64: "float64", torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16",
+           torch.float8_e4m3fn: "float8_e4m3fn", torch.float8_e5m2: "float8_e5m2"}
+TORCH_DTYPES = {name: dtype for dtype, name in FORMATS.items()} | {"hifloat8": torch.uint8}
+# NumPy cannot take these through .numpy(): they cross as integers of the same size.
+AS_INTEGERS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
+CHANNELS_LAST = {4: (torch.channels_last, "NHWC"), 5: (torch.channels_last_3d, "NDHWC")}
+
+
+def home(arrays: dict[str, Any]) -> tuple[str, str | None]:
+    """Device of the tensors, and their memory order when it is channels last under a channels-first shape."""
+    first = next(iter(arrays.values()))
+    for name, array in arrays.items():
+        if array.device != first.device:
+            raise TypeError(f"all tensors must be on one device: {next(iter(arrays))} is on {first.device}, "
+                            f"{name} is on {array.device}")
+    if first.device.type not in ("cpu", "cuda"):
+        raise TypeError(f"tensors must be on the cpu or on cuda, got {first.device}")
+    return first.device.type, next((memory for name, array in arrays.items()
+                                    if name != "weight" and (memory := _memory_order(array))), None)
+
+
+def _memory_order(array: torch.Tensor) -> str | None:
+    if array.dim() not in CHANNELS_LAST or array.is_contiguous():
+        return None
+    memory_format, layout = CHANNELS_LAST[array.dim()]
+    return layout if array.is_contiguous(memory_format=memory_format) else None
+
+
+def format_of(array: torch.Tensor, name: str, dtype: str | None) -> str:
+    found = FORMATS.get(array.dtype)
+    if found is None and array.dtype == torch.uint8 and dtype is not None and \
+            DTYPES.get(LONG_DTYPE.get(dtype, ""), ("", 0))[1] == 1:
+        return LONG_DTYPE[dtype]
+    if found is None:
+        hint = "; say dtype='hifloat8' to tell what uint8 holds" if array.dtype == torch.uint8 else ""
+        raise TypeError(f"{name} has dtype {array.dtype}{hint}; known are {', '.join(DTYPES)}")
+    if dtype is not None and LONG_DTYPE.get(dtype) != found:
+        raise TypeError(f"{name} has dtype {found}, but dtype={dtype!r} was asked for")
+    return found
+
+
+def operand(array: torch.Tensor, name: str, order: tuple[int, ...] | None, format_name: str) -> Any:
+    """A view in canonical axis order: NumPy for the CPU, the tensor itself on CUDA."""
+    if array.is_neg() or array.is_conj() or array.layout != torch.strided:
+        raise TypeError(f"{name} must be a plain strided tensor (no negative or conjugate view, not sparse)")
+    if array.requires_grad:
+        array = array.detach()
+    if array.is_cuda:
+        return array if order is None else array.permute(order)
+    integers = AS_INTEGERS.get(array.dtype)
+    view: np.ndarray[Any, Any] = array.numpy() if integers is None else array.view(integers).numpy()
+    stored = storage_dtype(format_name)
+    if view.dtype != stored:
+        view = view.view(stored)
+    return view if order is None else view.transpose(order)
+
+
+def empty(shape: tuple[int, ...], format_name: str, like: torch.Tensor) -> torch.Tensor:
+    """A new result; channels last under a channels-first shape is kept, as PyTorch does."""
+    memory_format = CHANNELS_LAST[like.dim()][0] if len(shape) == like.dim() and _memory_order(like) \
+        else torch.contiguous_format
+    return torch.empty(shape, dtype=TORCH_DTYPES[format_name], device=like.device, memory_format=memory_format)
+
+
+def returned(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return result
+
+
+def check_out(out: Any, shape: tuple[int, ...], format_name: str, name: str, operands: dict[str, Any]) -> None:
+    if not isinstance(out, torch.Tensor):
+        raise TypeError(f"{name} must be a torch tensor like the operands, got {type(out).__name__}")
+    if out.dtype != TORCH_DTYPES[format_name] and not (out.dtype == torch.uint8 and DTYPES[format_name][1] == 1):
+        raise TypeError(f"{name} has dtype {out.dtype}, but the result is {format_name}")
+    if out.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"{name} requires grad: write into a tensor that does not, or call under torch.no_grad()")
+    first = next(iter(operands.values()))
+    if out.device != first.device:
+        raise ValueError(f"{name} is on {out.device}, but the operands are on {first.device}")
+    if tuple(out.shape) != shape:
+        raise ValueError(f"{name} has shape {tuple(out.shape)}, but the result has shape {shape}")
+    if any(step == 0 and extent > 1 for step, extent in zip(out.stride(), out.shape)):
+        raise ValueError(f"{name} has a stride of 0 (strides {out.stride()}, shape {tuple(out.shape)}): "
+                         "elements overlap")
+    for other, array in operands.items():
+        if _bytes_overlap(out, array):
+            raise ValueError(f"{name} overlaps {other} in memory")
+
+
+def check_workspace(workspace: Any, needed: int, operands: dict[str, Any]) -> None:
+    if not isinstance(workspace, torch.Tensor) or workspace.dtype != torch.uint8 or workspace.dim() != 1:
+        what = f"{workspace.dtype} of shape {tuple(workspace.shape)}" if isinstance(workspace, torch.Tensor) \
+            else type(workspace).__name__
+        raise TypeError(f"workspace must be a 1-D uint8 torch tensor, got {what}")
+    first = next(iter(operands.values()))
+    if workspace.device != first.device or not workspace.is_contiguous():
+        raise ValueError(f"workspace must be contiguous and on {first.device}, got {workspace.device}")
+    if workspace.numel() < needed:
+        raise ValueError(f"workspace has {workspace.numel()} bytes, but the plan needs {needed}")
+    for name, array in operands.items():
+        if _bytes_overlap(workspace, array):
+            raise ValueError(f"workspace overlaps {name} in memory")
+
+
+def workspace_view(workspace: torch.Tensor) -> Any:
+    return workspace if workspace.is_cuda else workspace.numpy()
+
+
+def from_numpy(array: np.ndarray[Any, Any], format_name: str) -> torch.Tensor:
+    """A tensor with the values of a NumPy array, on CUDA where there is one (the interpreter computes on the CPU)."""
+    same_size = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}[array.dtype.itemsize]
+    tensor = torch.from_numpy(array.view(same_size)).view(TORCH_DTYPES[format_name])
+    return tensor.to("cuda" if torch.cuda.is_available() else "cpu", copy=True)  # strides of dense arrays are kept
+
+
+def to_numpy(tensor: torch.Tensor, format_name: str) -> np.ndarray[Any, Any]:
+    """The values of a tensor as a NumPy array in the format's storage dtype."""
+    integers = AS_INTEGERS.get(tensor.dtype)
+    values: np.ndarray[Any, Any] = (tensor if integers is None else tensor.view(integers)).cpu().numpy()
+    return values.view(storage_dtype(format_name))
+
+
+def _bytes_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the address ranges of two tensors meet (strided holes count: a refusal, never a wrong result)."""
+    if a.numel() == 0 or b.numel() == 0:
+        return False
+    low_a, low_b = a.data_ptr(), b.data_ptr()
+    high_a, high_b = low_a + _reach(a), low_b + _reach(b)
+    return low_a < high_b and low_b < high_a
+
+
+def _reach(array: torch.Tensor) -> int:
+    last = sum((extent - 1) * step for extent, step in zip(array.shape, array.stride()))
+    return (last + 1) * array.element_size()
+
+
+_AUTOGRAD = ("conv", "conv_transpose", "patch", "unpatch", "patched")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _AUTOGRAD:
+        from . import torch_autograd
+
+        return getattr(torch_autograd, name)
+    raise AttributeError(f"module 'convgrad.torch' has no attribute {name!r}")

@@ -1,0 +1,126 @@
+"""plan(problem) -> Plan: ask the backends in order, keep their reasons, remember the answer."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from typing import Any
+
+from .problem import Plan, Problem, Unsupported, checked_int
+
+# Every backend is one module with a function `plan`. A new backend is a module and a line here.
+BACKENDS = {
+    "native": "convgrad.backends.native",
+    "triton": "convgrad.backends.triton",
+    "reference": "convgrad.backends.reference",
+}
+# Who is asked when the caller names no backend. The reference is never in this list: it is a thousand times slower.
+ORDER = {"cpu": ("native",), "cuda": ("triton",)}
+
+CACHE_LIMIT = 4096
+_cache: dict[tuple[Problem, str | None, int | None, int | None], Plan] = {}
+
+
+def plan(problem: Problem | str, *, backend: str | None = None, max_workspace_bytes: int | None = None,
+         num_threads: int | None = None) -> Plan:
+    """Choose how to solve a problem.
+
+    Parameters
+    ----------
+    problem : Problem or str
+        What to compute; a string is read by `Problem.parse`.
+    backend : str, optional
+        Ask this backend only. The environment variable CONVGRAD_BACKEND sets the default.
+    max_workspace_bytes : int, optional
+        Upper limit for the scratch memory of the plan.
+    num_threads : int, optional
+        Threads for this call; the default is one per processor that this process may use.
+
+    Returns
+    -------
+    Plan
+        Raises `Unsupported`, with one reason per backend, when nobody can run the problem.
+
+    Examples
+    --------
+    >>> import convgrad
+    >>> convgrad.plan("input_grad f32 n1 c8 k8 i9x9 w3x3", backend="reference").kernel
+    'float64_numpy'
+    """
+    if not isinstance(problem, Problem):
+        problem = Problem.parse(problem)
+    if num_threads is not None:
+        num_threads = checked_int(num_threads, "num_threads", 1)
+    if max_workspace_bytes is not None:
+        max_workspace_bytes = checked_int(max_workspace_bytes, "max_workspace_bytes", 0)
+    if backend is not None and not isinstance(backend, str):
+        raise TypeError(f"backend must be a string, got {backend!r}")
+    key = (problem, backend, max_workspace_bytes, num_threads)
+    found = _cache.get(key)
+    if found is None:
+        found = _choose(problem, backend, max_workspace_bytes, num_threads)
+        if len(_cache) >= CACHE_LIMIT:
+            _cache.clear()
+        _cache[key] = found
+    return found
+
+
+def clear_plan_cache() -> None:
+    """Forget all plans, for example after an environment variable changed."""
+    _cache.clear()
+
+
+def _choose(problem: Problem, backend: str | None, max_workspace_bytes: int | None, num_threads: int | None) -> Plan:
+    name = backend or os.environ.get("CONVGRAD_BACKEND") or None
+    if name is not None and name not in BACKENDS:
+        raise ValueError(f"backend={name!r} is none of {', '.join(BACKENDS)}")
+    refusals: dict[str, str] = {}
+    for candidate in (name,) if name else ORDER[problem.device]:
+        try:
+            module = load(candidate)
+            chosen: Plan = module.plan(problem, max_workspace_bytes=max_workspace_bytes, num_threads=num_threads)
+            if max_workspace_bytes is not None and chosen.workspace_bytes > max_workspace_bytes:
+                raise Unsupported(f"{chosen.kernel} needs a workspace of {chosen.workspace_bytes} bytes, "
+                                  f"but max_workspace_bytes={max_workspace_bytes}")
+            return chosen._replace(refusals=tuple(refusals.items()))
+        except Unsupported as error:
+            refusals[candidate] = str(error)
+        except ImportError as error:  # a backend that loads what it needs only when it is asked for a plan
+            refusals[candidate] = f"not available: {error}"
+    if len(problem.results) > 1:
+        return _compose(problem, backend, max_workspace_bytes, num_threads)
+    if name is None:
+        refusals["reference"] = "used only when asked for by name (backend='reference'): it is slow"
+    reasons = "; ".join(f"{who}: {why}" for who, why in refusals.items())
+    raise Unsupported(f"no backend can run '{problem}': {reasons}", refusals)
+
+
+def load(name: str) -> Any:
+    """Import a backend module, or raise Unsupported with the reason why it is not available here."""
+    try:
+        return importlib.import_module(BACKENDS[name])
+    except ImportError as error:
+        raise Unsupported(f"not available: {error}") from error
+
+
+def _compose(problem: Problem, backend: str | None, max_workspace_bytes: int | None, num_threads: int | None) -> Plan:
+    """Several results that no backend computes in one pass: one plan each, run one after the other."""
+    parts = [plan(problem.with_(wrt=wrt), backend=backend, max_workspace_bytes=max_workspace_bytes,
+                  num_threads=num_threads) for wrt in problem.results]
+    if problem.results[-2:] == ("weight", "bias") and len(parts) == 3:
+        with contextlib.suppress(Unsupported):  # the bias gradient rides along where a backend can do that
+            parts[1:] = [plan(problem.with_(wrt="weight+bias"), backend=backend,
+                              max_workspace_bytes=max_workspace_bytes, num_threads=num_threads)]
+    picks = [[problem.operands.index(name) for name in part.problem.operands] for part in parts]
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any = None) -> None:
+        first = 0
+        for part, pick in zip(parts, picks):
+            last = first + len(part.problem.results)
+            part.run(tuple(operands[place] for place in pick), results[first:last], workspace)
+            first = last
+
+    return Plan(problem, "+".join(dict.fromkeys(part.backend for part in parts)),
+                " + ".join(part.kernel for part in parts), run, max(part.workspace_bytes for part in parts),
+                tuple(note for part in parts for note in (f"{part.problem.wrt}: {part.kernel}", *part.notes)))
