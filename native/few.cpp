@@ -12,7 +12,7 @@
 
 namespace convgrad {
 
-static constexpr double clock_hz = 3.0e9, bytes_per_second = 15e9;
+static constexpr double cycles_per_byte = 0.2;  // of memory, one core
 static constexpr int64_t most_images = 48;  // in a slab: several tiles of images share what is read of the weights
 
 LanePlanes channel_planes(const Tensor& tensor, int64_t image, int64_t first_channel, int64_t channels, int lanes,
@@ -70,12 +70,12 @@ namespace {
 
 struct FewPlan {
   Problem problem;
-  Correlation way;
+  LaneWay way;
   bool broadcast;  // the destination has the lanes; otherwise the source has them and the destination is their sum
   FewShape shape;
   LaneKernels kernels;
   BoxCut cut{};
-  std::vector<AxisPhase> phases[3];
+  std::vector<LanePhase> phases[3];
   int64_t images, image_blocks, batch = 1, slab_image = 0;  // slab_image: elements of the slab of one image
   int64_t packed_bytes, finite_bytes, slab_bytes, scratch_bytes;
   bool stream;
@@ -106,8 +106,8 @@ struct FewPlan {
     return divide_up(images * slab_elements(extent), shape.lanes) + parts() * rows_at_once(extent) * extent[2];
   }
 
-  bool choose_workspace(int64_t& workspace);
-  double seconds() const;
+  void choose_boxes();
+  double cycles() const;
   template <typename T>
   void pack(const Tensor& w, int64_t group, T* packed, bool& finite) const;
   void box(const Arguments& args, int64_t group, int64_t image_block, const PixelBox& to_box, const char* packed,
@@ -217,19 +217,17 @@ void FewPlan::run(const Arguments& args) const {
   });
 }
 
-bool FewPlan::choose_workspace(int64_t& workspace) {
+void FewPlan::choose_boxes() {
   const Geometry& geo = problem.geo;
   const int64_t vector_bytes = problem.isa->vector_bytes;
   packed_bytes = geo.G * shape.blocks * shape.few * geo.taps() * vector_bytes;
-  finite_bytes = round_up(geo.G, 64);
-  for (int64_t limit = l2_bytes() / 3 / vector_bytes;; limit /= 2) {
+  finite_bytes = up_to_multiple(geo.G, 64);
+  for (int64_t limit = l2_bytes / 3 / vector_bytes;; limit /= 2) {
     cut = choose_box(way.to_size(), geo.G * image_blocks, limit, [&](const int64_t* e) { return held_vectors(e); });
     batch = rows_at_once(cut.extent);
-    slab_bytes = round_up(images * slab_elements(cut.extent) * element_bytes(), 64);
-    scratch_bytes = round_up(slab_bytes + parts() * batch * cut.extent[2] * vector_bytes, 64);
-    workspace = packed_bytes + finite_bytes + scratch_bytes * problem.threads;
-    if (workspace <= problem.max_workspace) return true;
-    if (limit <= 1 && images == 1) return false;
+    slab_bytes = up_to_multiple(images * slab_elements(cut.extent) * element_bytes(), 64);
+    scratch_bytes = up_to_multiple(slab_bytes + parts() * batch * cut.extent[2] * vector_bytes, 64);
+    if (packed_bytes + finite_bytes + scratch_bytes <= problem.max_workspace || (limit <= 1 && images == 1)) return;
     if (limit <= 1) {
       images = divide_up(images, 2);
       image_blocks = divide_up(geo.N, images);
@@ -238,7 +236,7 @@ bool FewPlan::choose_workspace(int64_t& workspace) {
   }
 }
 
-double FewPlan::seconds() const {
+double FewPlan::cycles() const {
   const Geometry& geo = problem.geo;
   double pixels = double(geo.N) * geo.G, reach = 1;
   for (int a = 0; a < 3; ++a) {
@@ -259,22 +257,19 @@ double FewPlan::seconds() const {
   const double moves = lane_vectors * lane_move_cycles(nominal, bytes, 1, one_image);
   const double reduces = broadcast ? 0 : pixels * shape.few * 8;
   const double moved = double(geo.N) * (geo.C * geo.in_pixels() + geo.K * geo.out_pixels()) * bytes;
-  return std::max((products + moves + reduces) / clock_hz, moved / bytes_per_second) / std::max(1, problem.threads);
+  return std::max(products + moves + reduces, moved * cycles_per_byte);
 }
 
 std::optional<Plan> plan_one(const Problem& problem, bool broadcast, std::string& why_not) {
   auto p = std::make_shared<FewPlan>(problem, broadcast);
   p->stream = false;
+  p->choose_boxes();
   Plan plan;
-  if (!p->choose_workspace(plan.workspace_bytes)) {
-    why_not = "needs at least " + std::to_string(plan.workspace_bytes) + " bytes of workspace, max_workspace_bytes is " +
-              std::to_string(problem.max_workspace);
+  if (!fit_workspace(plan, problem, p->packed_bytes + p->finite_bytes, p->scratch_bytes, p->cycles(), why_not))
     return std::nullopt;
-  }
   plan.kernel = std::string("few_") + (broadcast ? "broadcast_" : "reduce_") +
                 (problem.dtype == Dtype::f64 ? "f64_" : "f32_") + std::to_string(p->shape.lanes) + "lanes_" +
                 problem.isa->name;
-  plan.seconds = p->seconds();
   char note[256];
   std::snprintf(note, sizeof note, "%lld parts of %lld lanes, %lld boxes of %lldx%lldx%lld pixels, %lld images at once",
                 (long long)p->parts(), (long long)p->shape.lanes, (long long)p->cut.boxes(),

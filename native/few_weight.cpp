@@ -10,7 +10,7 @@
 namespace convgrad {
 namespace {
 
-constexpr double clock_hz = 3.0e9, bytes_per_second = 15e9;
+constexpr double cycles_per_byte = 0.2;  // of memory, one core
 constexpr int64_t tasks_wanted = 16, pixels_wanted = 256;
 
 template <typename T>
@@ -57,7 +57,7 @@ struct FewWeightPlan {
   int64_t product_vectors() const { return shape.blocks * shape.few * problem.geo.taps(); }
 
   int64_t x_pixels(const int64_t* extent) const {
-    const Correlation reach{&problem.geo, false};
+    const LaneWay reach{&problem.geo, false};
     return reach.source_extent(0, extent[0]) * reach.source_extent(1, extent[1]) * reach.source_extent(2, extent[2]);
   }
   int64_t lane_vectors(const int64_t* e) const {
@@ -67,8 +67,9 @@ struct FewWeightPlan {
     return images * shape.few * (shape.lanes_are_out ? x_pixels(e) : e[0] * e[1] * e[2]);
   }
 
-  bool choose_workspace(int64_t& workspace);
-  double seconds() const;
+  void choose_boxes();
+  double cycles() const;
+  int64_t sum_bytes() const { return chunks * problem.geo.G * sum_vectors * problem.isa->vector_bytes; }
   template <typename T>
   void chunk(const Arguments& args, int64_t group, int64_t split, int64_t index, T* sums, char* scratch) const;
   template <typename T>
@@ -177,7 +178,7 @@ void FewWeightPlan::finish(const Arguments& args, int64_t group, T* sums) const 
 
 void FewWeightPlan::run(const Arguments& args) const {
   const int64_t groups = problem.geo.G, group_bytes = sum_vectors * problem.isa->vector_bytes;
-  char* scratch = args.workspace + chunks * groups * group_bytes;
+  char* scratch = args.workspace + sum_bytes();
   parallel_for(chunks * groups * splits, args.threads, [&](int64_t task, int slot) {
     const int64_t split = task % splits, group = task / splits % groups, index = task / splits / groups;
     char *sums = args.workspace + (index * groups + group) * group_bytes, *mine = scratch + slot * scratch_bytes;
@@ -191,23 +192,22 @@ void FewWeightPlan::run(const Arguments& args) const {
   });
 }
 
-bool FewWeightPlan::choose_workspace(int64_t& workspace) {
+void FewWeightPlan::choose_boxes() {
   const Geometry& geo = problem.geo;
   const int64_t vector_bytes = problem.isa->vector_bytes;
   // Tiles are four blocks wide: splits of at least that share the work without sums of their own.
   splits = std::clamp<int64_t>(divide_up(tasks_wanted, geo.G), 1, divide_up(shape.blocks, 4));
   int64_t chunks_wanted = divide_up(tasks_wanted, geo.G * splits);
-  for (int64_t limit = l2_bytes() / 2 / vector_bytes;;) {
+  for (int64_t limit = l2_bytes / 2 / vector_bytes;;) {
     cut = choose_box(geo.out, geo.G * splits * image_blocks, limit, [&](const int64_t* e) {
       return lane_vectors(e) + divide_up(plain_elements(e), shape.lanes);
     });
     chunks = std::min(chunks_wanted, items());
-    lane_bytes = round_up(lane_vectors(cut.extent) * vector_bytes, 64);
-    plain_bytes = round_up(plain_elements(cut.extent) * element_bytes(), 64);
+    lane_bytes = up_to_multiple(lane_vectors(cut.extent) * vector_bytes, 64);
+    plain_bytes = up_to_multiple(plain_elements(cut.extent) * element_bytes(), 64);
     scratch_bytes = lane_bytes + plain_bytes;
-    workspace = chunks * geo.G * sum_vectors * vector_bytes + scratch_bytes * problem.threads;
-    if (workspace <= problem.max_workspace) return true;
-    if (limit <= 1 && chunks_wanted == 1 && images == 1) return false;
+    if (sum_bytes() + scratch_bytes <= problem.max_workspace) return;
+    if (limit <= 1 && chunks_wanted == 1 && images == 1) return;
     limit = std::max<int64_t>(1, limit / 2);
     chunks_wanted = divide_up(chunks_wanted, 2);
     images = divide_up(images, 2);
@@ -215,7 +215,7 @@ bool FewWeightPlan::choose_workspace(int64_t& workspace) {
   }
 }
 
-double FewWeightPlan::seconds() const {
+double FewWeightPlan::cycles() const {
   const Geometry& geo = problem.geo;
   const double pixels = double(geo.N) * geo.G * geo.out_pixels();
   const double parts = std::min<double>(4, double(shape.lanes_are_out ? shape.blocks : shape.few));
@@ -231,20 +231,16 @@ double FewWeightPlan::seconds() const {
                        boxes * splits * plain_elements(cut.extent) * 1.0;
   const double updates = boxes * product_vectors() * 2.0 + double(chunks) * geo.G * sum_vectors * 3;
   const double moved = double(geo.N) * (geo.C * geo.in_pixels() + geo.K * geo.out_pixels()) * bytes;
-  return std::max((products + moves + updates) / clock_hz, moved / bytes_per_second) / std::max(1, problem.threads);
+  return std::max(products + moves + updates, moved * cycles_per_byte);
 }
 
 std::optional<Plan> plan_one(const Problem& problem, bool lanes_are_out, std::string& why_not) {
   auto p = std::make_shared<FewWeightPlan>(problem, lanes_are_out);
+  p->choose_boxes();
   Plan plan;
-  if (!p->choose_workspace(plan.workspace_bytes)) {
-    why_not = "needs at least " + std::to_string(plan.workspace_bytes) + " bytes of workspace, max_workspace_bytes is " +
-              std::to_string(problem.max_workspace);
-    return std::nullopt;
-  }
+  if (!fit_workspace(plan, problem, p->sum_bytes(), p->scratch_bytes, p->cycles(), why_not)) return std::nullopt;
   plan.kernel = std::string("few_weight_") + (lanes_are_out ? "out_" : "in_") + (p->f64() ? "f64_" : "f32_") +
                 std::to_string(p->shape.lanes) + "lanes_" + problem.isa->name;
-  plan.seconds = p->seconds();
   char note[256];
   std::snprintf(note, sizeof note, "%lld chunks of %lld boxes of %lldx%lldx%lld output pixels, %lld images at once, %lld splits",
                 (long long)p->chunks, (long long)p->items(), (long long)p->cut.extent[0], (long long)p->cut.extent[1],

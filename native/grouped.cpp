@@ -12,7 +12,7 @@ namespace convgrad {
 // Cycles per vector, measured on Zen 4 (f32, AVX-512, data in the second-level cache).
 static constexpr double cycles_per_product = 1.15, cycles_across_channels = 2.5, cycles_transposed = 8,
                         cycles_one_by_one = 60;
-static constexpr double clock_hz = 3.0e9, bytes_per_second = 15e9;  // of one core
+static constexpr double cycles_per_byte = 0.2;  // of memory, one core
 static constexpr int64_t cache_bytes = 16 << 20;  // results that move more are written around the caches
 static constexpr int64_t tasks_wanted = 16;  // so that a few threads share the work evenly; a constant, for the bits
 
@@ -48,7 +48,7 @@ BoxCut choose_box(const int64_t* size, int64_t blocks, int64_t limit_vectors,
       for (int64_t x : halves(size[2])) {
         BoxCut cut{{z, y, x}, {divide_up(size[0], z), divide_up(size[1], y), divide_up(size[2], x)}};
         const int64_t held = vectors(cut.extent), tasks = blocks * cut.boxes();
-        const double idle = double(round_up(tasks, tasks_wanted)) / tasks;
+        const double idle = double(up_to_multiple(tasks, tasks_wanted)) / tasks;
         // A box too large for the cache is the worse the larger it is; each box has a fixed cost of its own.
         const double crowding = held > limit_vectors ? 4.0 * held / limit_vectors : 1;
         const double row_cost = 8.0 * z * y;
@@ -73,11 +73,11 @@ namespace {
 
 struct CorrelatePlan {
   Problem problem;
-  Correlation correlation;
+  LaneWay correlation;
   LaneSpread spread;
   LaneKernels kernels;
   BoxCut cut;
-  std::vector<AxisPhase> phases[3];
+  std::vector<LanePhase> phases[3];
   int64_t packed_bytes, finite_bytes, slab_vectors, scratch_bytes, together, batch;
   bool stream;
 
@@ -155,7 +155,7 @@ std::optional<Plan> plan_grouped(const Problem& problem, std::string& why_not) {
   }
   auto p = std::make_shared<CorrelatePlan>(problem);
   const Geometry& geo = p->problem.geo;
-  const Correlation& way = p->correlation;
+  const LaneWay& way = p->correlation;
   const int64_t vector_bytes = problem.isa->vector_bytes, bytes = size_of(problem.dtype);
   for (int a = 0; a < 3; ++a) p->phases[a] = way.phases(a);
 
@@ -178,22 +178,16 @@ std::optional<Plan> plan_grouped(const Problem& problem, std::string& why_not) {
     return p->together * (slab(extent) + way.to_channels() * batch(extent) * extent[2]);
   };
   const int64_t blocks = p->spread.image_blocks * divide_up(p->spread.weight_blocks, p->together);
-  int64_t limit = l2_bytes() / 3 / vector_bytes;
-  p->packed_bytes = round_up(p->spread.weight_blocks * geo.group_out() * geo.group_in() * geo.taps() * vector_bytes, 64);
-  p->finite_bytes = round_up(p->spread.weight_blocks, 64);
-  int64_t workspace = 0;
+  int64_t limit = l2_bytes / 3 / vector_bytes;
+  p->packed_bytes = up_to_multiple(p->spread.weight_blocks * geo.group_out() * geo.group_in() * geo.taps() * vector_bytes, 64);
+  p->finite_bytes = up_to_multiple(p->spread.weight_blocks, 64);
+  const int64_t shared = p->packed_bytes + p->finite_bytes;
   for (;; limit /= 2) {
     p->cut = choose_box(way.to_size(), blocks, limit, held);
     p->slab_vectors = slab(p->cut.extent);
     p->batch = batch(p->cut.extent);
-    p->scratch_bytes = round_up(held(p->cut.extent) * vector_bytes, 64);
-    workspace = p->packed_bytes + p->finite_bytes + p->scratch_bytes * problem.threads;
-    if (workspace <= problem.max_workspace || limit <= 1) break;
-  }
-  if (workspace > problem.max_workspace) {
-    why_not = "needs at least " + std::to_string(workspace) + " bytes of workspace, max_workspace_bytes is " +
-              std::to_string(problem.max_workspace);
-    return std::nullopt;
+    p->scratch_bytes = up_to_multiple(held(p->cut.extent) * vector_bytes, 64);
+    if (shared + p->scratch_bytes <= problem.max_workspace || limit <= 1) break;
   }
 
   const double vectors_out = double(p->spread.image_blocks) * p->spread.weight_blocks * way.to_size()[0] *
@@ -204,14 +198,13 @@ std::optional<Plan> plan_grouped(const Problem& problem, std::string& why_not) {
   const double cycles = vectors_out * reach * way.from_channels() * cycles_per_product +
                         vectors_in * lane_move_cycles(from_nominal, bytes, way.from_channels(), p->spread) +
                         vectors_out * lane_move_cycles(to_nominal, size_of(problem.out_dtype), way.to_channels(), p->spread);
-  const int threads = std::max(1, problem.threads);
 
   Plan plan;
   plan.kernel = std::string(geo.group_in() == 1 ? "depthwise" : "grouped") + "_" +
                 (problem.dtype == Dtype::f64 ? "f64_" : "f32_") + std::to_string(p->spread.lanes) + "lanes_" +
                 problem.isa->name;
-  plan.workspace_bytes = workspace;
-  plan.seconds = std::max(cycles / clock_hz, double(moved) / bytes_per_second) / threads;
+  if (!fit_workspace(plan, problem, shared, p->scratch_bytes, std::max(cycles, double(moved) * cycles_per_byte), why_not))
+    return std::nullopt;
   char note[256];
   std::snprintf(note, sizeof note, "%lld boxes of %lldx%lldx%lld pixels, %lld vectors held, %lld tasks",
                 (long long)p->cut.boxes(), (long long)p->cut.extent[0], (long long)p->cut.extent[1],

@@ -29,7 +29,7 @@ struct BoxCut {
 };
 
 // What a correlation (forward or input gradient) reads and writes, axis by axis.
-struct Correlation {
+struct LaneWay {
   const Geometry* geo;
   bool input;  // the input gradient: dy -> dx; otherwise x -> y
   const int64_t* from_size() const { return input ? geo->out : geo->in; }
@@ -37,7 +37,7 @@ struct Correlation {
   int64_t from_channels() const { return input ? geo->group_out() : geo->group_in(); }
   int64_t to_channels() const { return input ? geo->group_in() : geo->group_out(); }
   // The phases of one axis: `stride` residues for an input gradient, else one.
-  std::vector<AxisPhase> phases(int axis) const;
+  std::vector<LanePhase> phases(int axis) const;
   // The source pixels that a box of destination pixels reads, clipped to the tensor on z and y (on x padding is kept).
   PixelBox source(const PixelBox& to) const;
   // Upper bound of the extent of `source` along an axis for a box of `extent`.
@@ -74,7 +74,15 @@ double lane_move_cycles(const int64_t* stride, int64_t bytes, int64_t channels, 
 
 std::optional<Plan> plan_grouped_weight(const Problem& problem, std::string& why_not);
 
-inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+// Sets the plan's workspace, threads and estimate; false (and why) where not even one thread's share fits the limit.
+bool fit_workspace(Plan& plan, const Problem& problem, int64_t shared, int64_t per_thread, double cycles,
+                   std::string& why_not);
+
+// NOTE: a constant, the second-level cache of Zen 4: boxes and chunks, and so the bits of a weight gradient, must not
+// depend on the machine.
+inline constexpr int64_t l2_bytes = 1 << 20;
+
+inline int64_t up_to_multiple(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 inline int64_t divide_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
 
 }  // namespace convgrad

@@ -52,14 +52,14 @@ PixelBox BoxCut::box(int64_t index, const int64_t* size) const {
 
 static int64_t floor_divide(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 
-std::vector<AxisPhase> Correlation::phases(int axis) const {
+std::vector<LanePhase> LaneWay::phases(int axis) const {
   const int64_t stride = geo->stride[axis], dilation = geo->dilation[axis], pad = geo->pad[axis];
   if (!input) return {{0, 1, geo->kernel[axis], 0, 1, -pad, stride, dilation}};
   const int64_t common = std::gcd(stride, dilation), tap_step = stride / common;
-  std::vector<AxisPhase> list;
+  std::vector<LanePhase> list;
   for (int64_t r = 0; r < stride; ++r) {
     // Taps with r + pad - tap*dilation divisible by the stride; they are tap_step apart.
-    AxisPhase phase{r, stride, 0, 0, tap_step, 0, 1, -dilation / common};
+    LanePhase phase{r, stride, 0, 0, tap_step, 0, 1, -dilation / common};
     for (int64_t tap = 0; tap < std::min(tap_step, geo->kernel[axis]); ++tap) {
       if ((r + pad - tap * dilation) % stride) continue;
       phase.tap_first = tap;
@@ -71,13 +71,13 @@ std::vector<AxisPhase> Correlation::phases(int axis) const {
   return list;
 }
 
-int64_t Correlation::source_extent(int axis, int64_t extent) const {
+int64_t LaneWay::source_extent(int axis, int64_t extent) const {
   const int64_t span = (geo->kernel[axis] - 1) * geo->dilation[axis], stride = geo->stride[axis];
   const int64_t free = input ? (extent - 1 + span) / stride + 1 : (extent - 1) * stride + span + 1;
   return axis == 2 ? free : std::min(free, from_size()[axis]);
 }
 
-PixelBox Correlation::source(const PixelBox& to) const {
+PixelBox LaneWay::source(const PixelBox& to) const {
   PixelBox from;
   for (int a = 0; a < 3; ++a) {
     const int64_t span = (geo->kernel[a] - 1) * geo->dilation[a], pad = geo->pad[a], stride = geo->stride[a];
@@ -94,7 +94,7 @@ PixelBox Correlation::source(const PixelBox& to) const {
   return from;
 }
 
-PixelBox input_box(const Geometry& geo, const PixelBox& dy) { return Correlation{&geo, false}.source(dy); }
+PixelBox input_box(const Geometry& geo, const PixelBox& dy) { return LaneWay{&geo, false}.source(dy); }
 
 ElementCode operand_code(const Problem& problem) {
   const Isa& isa = *problem.isa;
@@ -110,6 +110,21 @@ ElementCode result_code(const Problem& problem) {
   const bool f64 = problem.dtype == Dtype::f64;
   return {problem.out_dtype, nullptr, f64 ? isa.decode64 : nullptr, nullptr, isa.encode[type],
           f64 ? isa.encode64[type] : nullptr};
+}
+
+bool fit_workspace(Plan& plan, const Problem& problem, int64_t shared, int64_t per_thread, double cycles,
+                   std::string& why_not) {
+  constexpr double clock_hz = 3.0e9, small_cycles = 60e3;  // below this a second thread costs more than it brings
+  if (shared + per_thread > problem.max_workspace) {
+    why_not = "needs at least " + std::to_string(shared + per_thread) + " bytes of workspace, max_workspace_bytes=" +
+              std::to_string(problem.max_workspace);
+    return false;
+  }
+  const int64_t room = (problem.max_workspace - shared) / std::max<int64_t>(1, per_thread);
+  plan.threads = cycles < small_cycles ? 1 : int(std::min<int64_t>(std::max(1, problem.threads), room));
+  plan.workspace_bytes = shared + plan.threads * per_thread;
+  plan.seconds = cycles / clock_hz / plan.threads;
+  return true;
 }
 
 LaneKernels::LaneKernels(int level)

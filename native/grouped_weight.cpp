@@ -10,7 +10,7 @@
 namespace convgrad {
 namespace {
 
-constexpr double clock_hz = 3.0e9, bytes_per_second = 15e9, cycles_per_product = 1.15;
+constexpr double cycles_per_byte = 0.2, cycles_per_product = 1.15;
 constexpr int64_t tasks_wanted = 16;
 
 // Items are (image block, box) pairs; a chunk is a range of items whose products are summed by one task into sums of
@@ -136,7 +136,7 @@ void WeightPlan::run(const Arguments& args) const {
 std::optional<Plan> plan_grouped_weight(const Problem& problem, std::string& why_not) {
   auto p = std::make_shared<WeightPlan>(problem);
   const Geometry& geo = p->problem.geo;
-  const Correlation reach{&geo, false};
+  const LaneWay reach{&geo, false};
   const int64_t vector_bytes = problem.isa->vector_bytes, blocks = p->spread.weight_blocks;
   const auto dy_vectors = [&](const int64_t* e) { return geo.group_out() * e[0] * e[1] * e[2]; };
   const auto x_vectors = [&](const int64_t* e) {
@@ -146,25 +146,19 @@ std::optional<Plan> plan_grouped_weight(const Problem& problem, std::string& why
   p->together = std::min(blocks_together(problem.x_nominal, problem, p->spread, geo.group_in()),
                          blocks_together(problem.y_nominal, problem, p->spread, geo.group_out()));
   const int64_t wide_blocks = divide_up(blocks, p->together);
-  int64_t limit = l2_bytes() / 2 / vector_bytes, workspace = 0, chunks_wanted = divide_up(tasks_wanted, wide_blocks);
+  int64_t limit = l2_bytes / 2 / vector_bytes, shared = 0, chunks_wanted = divide_up(tasks_wanted, wide_blocks);
   for (;;) {
     p->cut = choose_box(geo.out, p->spread.image_blocks * wide_blocks, limit,
                         [&](const int64_t* e) { return p->together * (dy_vectors(e) + x_vectors(e)); });
     p->x_vectors = x_vectors(p->cut.extent);
     p->dy_vectors = dy_vectors(p->cut.extent);
-    p->scratch_bytes = round_up(p->together * (p->x_vectors + p->dy_vectors) * vector_bytes, 64);
+    p->scratch_bytes = up_to_multiple(p->together * (p->x_vectors + p->dy_vectors) * vector_bytes, 64);
     p->chunks = std::min(chunks_wanted, p->items());
-    workspace = p->chunks * blocks * p->sum_vectors * vector_bytes + p->scratch_bytes * problem.threads;
-    if (workspace <= problem.max_workspace || (limit <= 1 && chunks_wanted == 1)) break;
+    shared = p->chunks * blocks * p->sum_vectors * vector_bytes;
+    if (shared + p->scratch_bytes <= problem.max_workspace || (limit <= 1 && chunks_wanted == 1)) break;
     chunks_wanted = divide_up(chunks_wanted, 2);
     limit = std::max<int64_t>(1, limit / 2);
   }
-  if (workspace > problem.max_workspace) {
-    why_not = "needs at least " + std::to_string(workspace) + " bytes of workspace, max_workspace_bytes is " +
-              std::to_string(problem.max_workspace);
-    return std::nullopt;
-  }
-
   const int64_t bytes = size_of(problem.dtype);
   const double boxes = double(p->items()) * blocks;
   const double cycles =
@@ -177,8 +171,8 @@ std::optional<Plan> plan_grouped_weight(const Problem& problem, std::string& why
   Plan plan;
   plan.kernel = std::string(geo.group_in() == 1 ? "depthwise" : "grouped") + "_weight_" + (p->f64() ? "f64_" : "f32_") +
                 std::to_string(p->spread.lanes) + "lanes_" + problem.isa->name;
-  plan.workspace_bytes = workspace;
-  plan.seconds = std::max(cycles / clock_hz, moved / bytes_per_second) / std::max(1, problem.threads);
+  if (!fit_workspace(plan, problem, shared, p->scratch_bytes, std::max(cycles, moved * cycles_per_byte), why_not))
+    return std::nullopt;
   char note[256];
   std::snprintf(note, sizeof note, "%lld chunks of %lld boxes of %lldx%lldx%lld output pixels, %lld vectors held",
                 (long long)p->chunks, (long long)p->items(), (long long)p->cut.extent[0], (long long)p->cut.extent[1],

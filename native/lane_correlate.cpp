@@ -127,7 +127,7 @@ const SweepTile<T>* sliding_tiles(int64_t taps) {
 // The taps [low, high) of position j whose source lies in [0, size).
 struct TapRange { int64_t low, high; };
 
-TapRange landing(const AxisPhase& phase, int64_t j, int64_t size) {
+TapRange landing(const LanePhase& phase, int64_t j, int64_t size) {
   const int64_t at = phase.source + j * phase.source_step, step = phase.source_tap_step;
   int64_t low = 0, high = phase.taps;
   while (low < high && (at + low * step < 0 || at + low * step >= size)) ++low;
@@ -160,7 +160,7 @@ struct BatchJob {
 
   // The taps of axis z or y that reach position `at`; moves the row's start to the first of them.
   int64_t take_axis(int axis, int64_t at, int64_t line, RowStart& row, int64_t& from_step, int64_t& w_step) const {
-    const AxisPhase& phase = job.phase[axis][at % job.phases[axis]];
+    const LanePhase& phase = job.phase[axis][at % job.phases[axis]];
     const int64_t j = (at - phase.first) / phase.step, w_tap = job.weight_tap[axis] * L;
     const TapRange taps = landing(phase, j, job.source_size[axis]);
     from_step = phase.source_tap_step * line;
@@ -217,7 +217,7 @@ struct BatchJob {
     }
   }
 
-  void x_phase(const AxisPhase& phase, const T* from, const T* w, T* rows, bool careful) {
+  void x_phase(const LanePhase& phase, const T* from, const T* w, T* rows, bool careful) {
     const int64_t begin = job.to_box.first[2], end = begin + job.to_box.extent[2];
     int64_t j = begin <= phase.first ? 0 : (begin - phase.first + phase.step - 1) / phase.step;
     const int64_t at = phase.first + j * phase.step;

@@ -48,7 +48,7 @@ struct PixelBox {
 
 // One residue class of destination positions along an axis and the taps that reach it. The j-th position of the class
 // is first + j*step; its m-th tap is tap_first + m*tap_step and reads source + j*source_step + m*source_tap_step.
-struct AxisPhase {
+struct LanePhase {
   int64_t first, step;
   int64_t taps, tap_first, tap_step;
   int64_t source, source_step, source_tap_step;
@@ -69,7 +69,7 @@ struct LaneCorrelation {
   const bool* finite;  // per pass: weights that hold Inf or NaN must visit no padded position
   int64_t source_size[3];
   int64_t source_channels;
-  const AxisPhase* phase[3];
+  const LanePhase* phase[3];
   int64_t phases[3];
   PixelBox to_box;
   LanePlanes to;
