@@ -35,9 +35,9 @@ def add_commands(subparsers: Any) -> None:
     """Add the command to the `convgrad` program."""
     parser = subparsers.add_parser(
         "ascendc", help="show how Conv3DBackpropInput computes a problem: tiling, blocks, traffic, picture")
-    parser.add_argument("problem",
+    parser.add_argument("problem", type=problem_argument,
                         help='problem string, for example "input_grad f16 n1 c17 k15 i20x60x60 w2x2x2 s2x2x2"')
-    parser.add_argument("--cores", type=int, default=1, help="number of AI cores (default 1)")
+    parser.add_argument("--cores", type=core_count, default=1, help="number of AI cores (default 1)")
     parser.add_argument("--product", default="Ascend910B", help=f"one of {', '.join(PRODUCTS)} (default Ascend910B)")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields",
                         help="change a field of the tiling, for example --set baseM=256 (may be repeated)")
@@ -52,9 +52,22 @@ def add_commands(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
+def problem_argument(text: str) -> Problem:
+    try:
+        return Problem.parse(text)
+    except (ValueError, TypeError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def core_count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
+
+
 def run(args: argparse.Namespace) -> int:
-    """Do what the command line asks for; return the exit status."""
-    problem = Problem.parse(args.problem)
+    """Do what the command line asks for; return 0, 1 for a wrong result, 2 for bad input. Unsupported is raised."""
+    problem = args.problem
     try:
         conv = three_axes(problem.conv)
         if problem.wrt == "weight":
@@ -68,9 +81,9 @@ def run(args: argparse.Namespace) -> int:
                         platform=PlatformInfo.of(args.product))
         tiling = changed(find_tiling(host, args.cores), args.fields, args.cores)
         show_input(tiling, args)
-    except (Unsupported, ValueError, TypeError) as error:
-        print(f"{problem}: {error}", file=sys.stderr)
-        return 1
+    except (ValueError, TypeError) as error:
+        print(f"convgrad: {error}", file=sys.stderr)
+        return 2
     return execute(tiling, problem, args.cores) if args.execute else 0
 
 
@@ -93,7 +106,8 @@ def changed(tiling: TConv3DBackpropInputTiling, fields: list[str], cores: int) -
     if changes:
         tiling = tiling.with_(**changes)
         tiling.validate()
-        tiling = tiling if "singleCoreM" in changes else fit_cores(tiling, cores)
+        if "singleCoreM" not in changes:
+            tiling = fit_cores(tiling, cores).with_(**changes)
     return tiling
 
 
