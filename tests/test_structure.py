@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(convgrad.__file__).parent
 MODULES = {".".join(("convgrad", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
            for path in sorted(PACKAGE.rglob("*.py"))}
-LONGEST_FILE = 450
+LONGEST_FILE = {".py": 450, ".cpp": 500, ".h": 500}
 LAZY = {"torch", "jax", "triton", "rich", "cupy", "en_dtypes"}  # never at the top of what `import convgrad` loads
 
 
@@ -129,10 +129,10 @@ def test_public_names_are_documented(name: str) -> None:
 
 def test_files_stay_short() -> None:
     sources = [path for folder in ("src", "tests", "docs", "examples", "native") for path in (ROOT / folder).rglob("*")
-               if path.suffix in (".py", ".cpp", ".h")]
+               if path.suffix in LONGEST_FILE]
     assert len(sources) > 20
     long = {str(path.relative_to(ROOT)): lines for path in sources
-            if (lines := len(path.read_text(encoding="utf-8").splitlines())) > LONGEST_FILE}
+            if (lines := len(path.read_text(encoding="utf-8").splitlines())) > LONGEST_FILE[path.suffix]}
     assert not long
 
 
