@@ -224,7 +224,7 @@ def test_padding_meets_no_infinite_weight(text: str) -> None:
 def test_more_than_two_to_the_31_elements() -> None:
     """Offsets are 64-bit: the last pixels of a 2.2 GB operand are read, and those of a 2.2 GB result are written."""
     length, stride = 1_100_000_003, 1000
-    problem = Problem.parse(f"weight_grad e4m3 n1 c2 k2 i{length} w2 s{stride}")
+    problem = Problem.parse(f"weight_grad e4m3>f32 n1 c2 k2 i{length} w2 s{stride}")
     conv = problem.conv
     x = np.zeros(conv.input_shape, np.uint8)
     dy = np.zeros(conv.output_shape, np.uint8)
