@@ -341,3 +341,21 @@ def test_shapes_of_numpy_integers():
     x, filter = (tuple(np.array(shape)) for shape in ((1, 2, 3, 3, 3), (2, 4, 2, 2, 2)))
     assert TransposeV2.infer_shape([0] * 5, x, filter, strides=[1] * 5, pads=[0] * 6,
                                    data_format="NCDHW") == (1, 4, 4, 4, 4)
+
+
+@pytest.mark.parametrize("groups, filter, blocks, right", [
+    (1, (512, 512, 3, 3, 3), (864, 32, 16, 16), True), (1, (512, 512, 3, 3, 3), (864, 16, 16, 16), False),
+    (2, (30, 17, 2, 2, 2), (32, 1, 16, 16), False), (2, (30, 17, 2, 2, 2), (24, 2, 16, 16), True),
+])
+def test_storage_shapes_of_descriptors(groups, filter, blocks, right):
+    """Blocks are checked without data as well; a descriptor that does not tell them is taken as it is."""
+    size, dy = (1, filter[1] * groups, 4, 4, 4), (1, filter[0], *(5 - extent for extent in filter[2:]))
+    weight, plain = (aclTensor(shape=filter, dtype=B, format="FRACTAL_Z_3D", **storage)
+                     for storage in ({"storage_shape": blocks}, {}))
+    call = {"strides": [1] * 5, "pads": [0] * 6, "groups": groups, "data_format": "NCDHW", "backend": "reference"}
+    assert InputV2.plan(size, plain, tensor(dy, B, "NCDHW"), **call)
+    if right:
+        assert InputV2.plan(size, weight, tensor(dy, B, "NCDHW"), **call)
+    else:
+        with pytest.raises(GraphError, match=r"filter in FRACTAL_Z_3D must have the storage shape"):
+            InputV2.plan(size, weight, tensor(dy, B, "NCDHW"), **call)

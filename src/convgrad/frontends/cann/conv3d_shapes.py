@@ -30,7 +30,7 @@ class Tensor:
     format: str  # plain axis order of the logical tensor
     storage: str  # the same, or a blocked format
     array: Array | None
-    given: Any  # what the caller passed
+    storage_shape: tuple[int, ...] | None  # of a blocked tensor, where it is known
 
     @property
     def blocked(self) -> bool:
@@ -49,19 +49,20 @@ def read_tensor(given: Any, name: str, default_format: str, formats: tuple[str, 
         hint = f"; a {storage} tensor needs shape=, its logical {form} shape" if storage != form else ""
         raise GraphError(f"{name} must have 5 axes ({form}), got shape {tensor.shape}{hint}")
     shape = reordered(tensor.shape, canonical_order(form))
-    return Tensor(name, shape, tensor.dtype, form, storage, tensor.array, given)
+    said = tensor.array is not None or tensor.storage_shape != tensor.shape
+    return Tensor(name, shape, tensor.dtype, form, storage, tensor.array, tensor.storage_shape if said else None)
 
 
 def check_storage(tensor: Tensor, groups: int) -> None:
     """The storage of a blocked tensor has the shape that its logical shape asks for."""
-    if not tensor.blocked or tensor.array is None:
+    if not tensor.blocked or tensor.storage_shape is None:
         return
     c0 = block_channels(numpy_dtype(tensor.dtype).itemsize)
     expected = ndc1hwc0_shape(tensor.shape, c0) if tensor.storage == "NDC1HWC0" else \
         fractal_z_3d_shape(tensor.shape, groups, c0)
-    if tensor.array.shape != expected:
+    if tensor.storage_shape != expected:
         raise GraphError(f"{tensor.name} in {tensor.storage} must have the storage shape {expected} for "
-                         f"{tensor.shape} (NCDHW) with groups={groups}, got {tensor.array.shape}")
+                         f"{tensor.shape} (NCDHW) with groups={groups}, got {tensor.storage_shape}")
 
 
 def read_size(size: Any, name: str, dtypes: tuple[aclDataType, ...] = INTEGERS) -> tuple[int, ...] | None:
