@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..machine import cores
+from ..plan import BACKENDS
 from ..problem import LONG_DTYPE
 from .arena import Arena, CpuArena
 from .layers import GRADIENTS, LAYOUTS, Layer, known_sets, load_layers, select
@@ -31,7 +32,7 @@ def add_commands(subparsers: Any) -> None:
     bench.add_argument("--peer", choices=("torch", "none"), default="torch", help="whom to compare with")
     bench.add_argument("--layout", choices=LAYOUTS, help="measure ours in this layout only (default: both)")
     bench.add_argument("--threads", type=int, default=cores(), help="for both sides (default: all cores, %(default)s)")
-    bench.add_argument("--backend", help="ask this backend only")
+    bench.add_argument("--backend", choices=tuple(BACKENDS), help="ask this backend only")
     bench.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda for the set gpu, else cpu")
     bench.add_argument("--clock", choices=tuple(CLOCKS), default="wall",
                        help="cpu: processor time, for a machine that others use too; needs --threads 1")
