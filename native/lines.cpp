@@ -235,6 +235,32 @@ CONVGRAD_LINEWISE(E4m3)
 CONVGRAD_LINEWISE(E5m2)
 CONVGRAD_LINEWISE(Hif8)
 
+#if defined(__AVX512F__)
+// Every second element of a dense line; never reads past the last one wanted.
+inline void take_second(const char* src, int64_t n, uint16_t* dst) {
+  for (int64_t i = 0; i < n; i += 32) {
+    const int64_t count = n - i < 32 ? n - i : 32, wanted = 2 * count - 1;
+    const __mmask32 low = wanted >= 32 ? 0xffffffffu : (1u << wanted) - 1;
+    const __mmask32 high = wanted <= 32 ? 0u : (1u << (wanted - 32)) - 1;
+    const __m512i a = _mm512_maskz_loadu_epi16(low, src + 4 * i), b = _mm512_maskz_loadu_epi16(high, src + 4 * i + 64);
+    // The low halves of the 32-bit words are the elements wanted.
+    const __m256i lower = _mm512_cvtepi32_epi16(a), upper = _mm512_cvtepi32_epi16(b);
+    const __mmask32 out = count == 32 ? 0xffffffffu : (1u << count) - 1;
+    _mm512_mask_storeu_epi16(dst + i, out, _mm512_inserti64x4(_mm512_castsi256_si512(lower), upper, 1));
+  }
+}
+inline void take_second(const char* src, int64_t n, float* dst) {
+  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  for (int64_t i = 0; i < n; i += 16) {
+    const int64_t count = n - i < 16 ? n - i : 16, wanted = 2 * count - 1;
+    const __mmask16 low = __mmask16(wanted >= 16 ? 0xffffu : (1u << wanted) - 1);
+    const __mmask16 high = __mmask16(wanted <= 16 ? 0u : (1u << (wanted - 16)) - 1);
+    const __m512 a = _mm512_maskz_loadu_ps(low, src + 8 * i), b = _mm512_maskz_loadu_ps(high, src + 8 * i + 64);
+    _mm512_mask_storeu_ps(dst + i, __mmask16((1u << count) - 1), _mm512_permutex2var_ps(a, even, b));
+  }
+}
+#endif
+
 template <typename Format>
 void decode_block(const char* src, int64_t line_stride, int64_t stride, int64_t lines, int64_t n, float* dst,
                   int64_t pitch) {
@@ -243,6 +269,17 @@ void decode_block(const char* src, int64_t line_stride, int64_t stride, int64_t 
     if (stride == size) {
       if (line + lines_ahead < lines) prefetch_line(src + lines_ahead * line_stride, n * size);
       decode_dense<Format>(src, n, dst);
+#if defined(__AVX512F__)
+    } else if (stride == 2 * size && size == 4) {
+      take_second(src, n, dst);
+    } else if (stride == 2 * size && size == 2) {
+      alignas(64) uint16_t part[256];
+      for (int64_t i = 0; i < n; i += 256) {
+        const int64_t count = n - i < 256 ? n - i : 256;
+        take_second(src + i * stride, count, part);
+        decode_dense<Format>(reinterpret_cast<const char*>(part), count, dst + i);
+      }
+#endif
     } else {
       for (int64_t i = 0; i < n; ++i) dst[i] = Format::decode(fetch<typename Format::Bits>(src + i * stride));
     }
@@ -252,6 +289,12 @@ void decode_block(const char* src, int64_t line_stride, int64_t stride, int64_t 
 void copy16_block(const char* src, int64_t line_stride, int64_t stride, int64_t lines, int64_t n, uint16_t* dst,
                   int64_t pitch) {
   for (int64_t line = 0; line < lines; ++line, src += line_stride, dst += pitch) {
+#if defined(__AVX512F__)
+    if (stride == 4) {
+      take_second(src, n, dst);
+      continue;
+    }
+#endif
     if (stride != 2) {
       for (int64_t i = 0; i < n; ++i) dst[i] = fetch<uint16_t>(src + i * stride);
       continue;
@@ -268,6 +311,78 @@ void copy16_block(const char* src, int64_t line_stride, int64_t stride, int64_t 
     memcpy(dst, src, size_t(n) * 2);
 #endif
   }
+}
+
+void pair16_block(const char* src, int64_t line_stride, int64_t pairs, int64_t n, uint16_t* dst, int64_t pitch) {
+  for (int64_t pair = 0; pair < pairs; ++pair, src += 2 * line_stride, dst += pitch) {
+    if (pair + lines_ahead / 2 < pairs) {
+      prefetch_line(src + lines_ahead * line_stride, n * 2);
+      prefetch_line(src + (lines_ahead + 1) * line_stride, n * 2);
+    }
+    const char* odd = src + line_stride;
+    int64_t i = 0;
+#if defined(__AVX512F__)
+    for (; i + 16 <= n; i += 16) {
+      const __m512i a = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(src + 2 * i)));
+      const __m512i b = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(odd + 2 * i)));
+      _mm512_storeu_si512(dst + 2 * i, _mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
+    }
+#endif
+    for (; i < n; ++i) {
+      dst[2 * i] = fetch<uint16_t>(src + 2 * i);
+      dst[2 * i + 1] = fetch<uint16_t>(odd + 2 * i);
+    }
+  }
+}
+
+#if defined(__AVX512F__)
+inline void store_vector(F32, char* dst, __mmask16 mask, __m512 v) { _mm512_mask_storeu_ps(dst, mask, v); }
+inline void store_vector(F16, char* dst, __mmask16 mask, __m512 v) {
+  _mm256_mask_storeu_epi16(dst, mask, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+inline void store_vector(Bf16, char* dst, __mmask16 mask, __m512 v) {
+  const __m512i u = _mm512_castps_si512(v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  __m512i r = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+  r = _mm512_mask_or_epi32(r, nan, _mm512_srli_epi32(u, 16), _mm512_set1_epi32(0x40));
+  _mm256_mask_storeu_epi16(dst, mask, _mm512_cvtepi32_epi16(r));
+}
+#endif
+
+template <typename Format, bool vectors>
+bool encode_block(const float* src, int64_t pitch, int64_t lines, int64_t n, char* dst, int64_t line_stride,
+                  int64_t stride) {
+  [[maybe_unused]] constexpr int64_t size = sizeof(typename Format::Bits);
+  int nan = 0;
+  for (int64_t line = 0; line < lines; ++line, src += pitch, dst += line_stride) {
+#if defined(__AVX512F__)
+    if constexpr (vectors) {
+      if (stride == size) {
+        for (int64_t i = 0; i < n; i += 16) {
+          const __mmask16 mask = __mmask16(n - i < 16 ? (1u << (n - i)) - 1 : 0xffffu);
+          const __m512 v = _mm512_maskz_loadu_ps(mask, src + i);
+          nan |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+          store_vector(Format{}, dst + i * size, mask, v);
+        }
+        continue;
+      }
+    }
+#endif
+    for (int64_t i = 0; i < n; ++i) nan |= src[i] != src[i];
+    encode_line<Format>(src, n, dst, stride);
+  }
+  return nan != 0;
+}
+
+bool encode_block_f64(const float* src, int64_t pitch, int64_t lines, int64_t n, char* dst, int64_t line_stride,
+                      int64_t stride) {
+  int nan = 0;
+  for (int64_t line = 0; line < lines; ++line) {
+    for (int64_t i = 0; i < n; ++i) nan |= src[line * pitch + i] != src[line * pitch + i];
+    encode_line_f64(src + line * pitch, n, dst + line * line_stride, stride);
+  }
+  return nan != 0;
 }
 
 // ---- rounding to fewer mantissa bits, the exponent range stays that of float ----
@@ -345,7 +460,14 @@ void fill_lines(Isa& isa) {
   }
   const DecodeBlock blocks[] = {nullptr,            decode_block<F32>,  decode_block<Bf16>, decode_block<F16>,
                                 decode_block<E4m3>, decode_block<E5m2>, decode_block<Hif8>};
-  for (int i = 0; i < dtype_count; ++i) isa.decode_block[i] = blocks[i];
+  const EncodeBlock encode_blocks[] = {encode_block_f64,          encode_block<F32, true>,   encode_block<Bf16, true>,
+                                       encode_block<F16, true>,   encode_block<E4m3, false>, encode_block<E5m2, false>,
+                                       encode_block<Hif8, false>};
+  for (int i = 0; i < dtype_count; ++i) {
+    isa.decode_block[i] = blocks[i];
+    isa.encode_block[i] = encode_blocks[i];
+  }
+  isa.pair16 = pair16_block;
   isa.copy16 = copy16_block;
   isa.decode64 = decode_line64;
   isa.round_hf32 = round_line<12, false>;

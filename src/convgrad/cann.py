@@ -2,7 +2,6 @@
 
 import sys
 
-from .frontends import cann
 from .frontends.cann import *  # noqa: F403
 
-sys.modules[__name__] = cann
+sys.modules[__name__] = sys.modules["convgrad.frontends.cann"]

@@ -223,8 +223,8 @@ def test_arguments_of_run_are_checked() -> None:
 
 def test_a_long_run_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     dy, w = np.zeros((1, 4, 2, 5, 5), np.float16), np.zeros((4, 3, 1, 3, 3), np.float16)
-    from convgrad.frontends.ascendc import operator
+    from convgrad.frontends.ascendc import duration
 
-    monkeypatch.setattr(operator, "SAY_HOW_LONG", 0.0)
+    monkeypatch.setattr(duration, "SAY_HOW_LONG", 0.0)
     with pytest.warns(ascendc.LongRun, match=r"this run will take about \d+ s"):
         ascendc.run(dy, w, input_size=(2, 7, 7))

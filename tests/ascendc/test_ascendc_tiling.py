@@ -270,6 +270,10 @@ def test_cores_are_kept_busy() -> None:
     for cores in (1, 7, 20, 24):
         t = ascendc.find_tiling(host, cores)
         assert ascendc.estimate(t, cores).imbalance < 1.15
+    small = ascendc.describe((1, 64, 1, 28, 28), (64, 64, 1, 3, 3), ascendc.half, input_size=(1, 28, 28),
+                             padding=(0, 1, 1))
+    assert {piece.core for piece in ascendc.split_pieces(ascendc.find_tiling(small, 14), 14)} == set(range(14))
+    assert ascendc.find_tiling(small).singleCoreM == 28 * 28
 
 
 @pytest.mark.parametrize(("changes", "reason"), [

@@ -19,13 +19,14 @@ from .conv_types import (
     int32_t,
 )
 from .cpp import to_cpp_stub
+from .duration import LongRun, model_seconds
 from .filter_kernel import Conv3DBackpropFilter, FilterBlock
 from .filter_operator import FilterPiece, filter_types, find_filter_tiling, run_filter, split_filter_pieces
 from .filter_tiling import Conv3dBpFilterTiling, DwTiling, TConv3DBpFilterTiling
 from .global_tensor import GlobalTensor
-from .kernel import Conv3DBackpropInput
+from .kernel import Conv3DBackpropInput, conv_types
 from .misuse import MISTAKES, Misuse, OutOfBounds
-from .operator import LongRun, TransposeBlock, conv_types, describe, find_tiling, run
+from .operator import TransposeBlock, describe, find_tiling, run
 from .picture import draw
 from .piece_checks import check_coverage
 from .pieces import Piece, split_pieces
@@ -34,7 +35,7 @@ from .tile_search import fit_cores
 from .tiling import Conv3DBpInputTiling
 from .tiling_struct import Conv3DBackpropInputTilingData, TConv3DBackpropInputTiling
 from .trace import to_json_lines, to_table, to_text
-from .traffic import Traffic, estimate, model_seconds
+from .traffic import Traffic, estimate
 from .walk import Block
 
 __all__ = [

@@ -95,6 +95,8 @@ class Conv3DBackpropFilter:
 
     def Init(self, tiling: TConv3DBpFilterTiling) -> None:
         """Take the tiling; once, before everything else."""
+        if not isinstance(tiling, TConv3DBpFilterTiling):
+            raise TypeError(f"Init takes a TConv3DBpFilterTiling, got {type(tiling).__name__}")
         self.order.init()
         t = tiling.dwTiling
         if self.order.strict:

@@ -36,6 +36,12 @@ FORMATS = {"weightType": (ConvFormat.FRACTAL_Z_3D,), "inputSizeType": (ConvForma
            "gradOutputType": (ConvFormat.NDC1HWC0,), "gradInputType": (ConvFormat.NDC1HWC0, ConvFormat.NCDHW)}
 
 
+def conv_types(dtype: np.dtype[Any], output_format: ConvFormat = ConvFormat.NDC1HWC0) -> tuple[ConvType, ...]:
+    """Return the four types of the page, in the order of its template, for one number format."""
+    return (ConvType(TPosition.GM, ConvFormat.FRACTAL_Z_3D, dtype), ConvType(TPosition.GM, ConvFormat.ND, int32_t),
+            ConvType(TPosition.GM, ConvFormat.NDC1HWC0, dtype), ConvType(TPosition.GM, output_format, dtype))
+
+
 def check_types(types: dict[str, ConvType], allow_undocumented: bool) -> None:
     """Raise Misuse unless positions, formats and number formats are a combination of the page's tables."""
     for name, conv_type in types.items():
@@ -111,6 +117,8 @@ class Conv3DBackpropInput:
 
     def Init(self, tiling: TConv3DBackpropInputTiling) -> None:
         """Take the tiling; once, before everything else."""
+        if not isinstance(tiling, TConv3DBackpropInputTiling):
+            raise TypeError(f"Init takes a TConv3DBackpropInputTiling, got {type(tiling).__name__}")
         self.order.init()
         if self.order.strict:
             found = tiling.problems()

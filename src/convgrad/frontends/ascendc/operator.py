@@ -10,32 +10,19 @@ import numpy as np
 
 from ...blocked import pack_fractal_z_3d, pack_ndc1hwc0, unpack_ndc1hwc0
 from ...problem import Unsupported, checked_ints, checked_padding
-from .conv_types import DOCUMENTED_TYPES, UNDOCUMENTED_TYPES, ConvFormat, ConvType, TPosition, int32_t, type_name
+from .conv_types import DOCUMENTED_TYPES, UNDOCUMENTED_TYPES, ConvFormat, TPosition, type_name
+from .duration import LongRun, announcement
 from .global_tensor import GlobalTensor
-from .kernel import Conv3DBackpropInput
+from .kernel import Conv3DBackpropInput, conv_types
 from .piece_checks import check_coverage, check_zeroed
 from .pieces import Piece, split_pieces
 from .platform import PlatformInfo
 from .tile_search import fit_cores
 from .tiling import Conv3DBpInputTiling, host_type
 from .tiling_struct import TConv3DBackpropInputTiling
-from .traffic import model_seconds
 from .walk import Block
 
 Array = np.ndarray[Any, Any]
-
-SAY_HOW_LONG = 60.0  # seconds; a longer run is announced
-
-
-class LongRun(UserWarning):
-    """Said before a run that takes longer than `SAY_HOW_LONG` seconds."""
-
-
-def conv_types(dtype: np.dtype[Any], output_format: ConvFormat = ConvFormat.NDC1HWC0) -> tuple[ConvType, ...]:
-    """Return the four types of the page, in the order of its template, for one number format."""
-    return (ConvType(TPosition.GM, ConvFormat.FRACTAL_Z_3D, dtype), ConvType(TPosition.GM, ConvFormat.ND, int32_t),
-            ConvType(TPosition.GM, ConvFormat.NDC1HWC0, dtype), ConvType(TPosition.GM, output_format, dtype))
-
 
 def describe(dy_shape: Sequence[int], w_shape: Sequence[int], dtype: np.dtype[Any], *,
              input_size: int | Sequence[int] | None = None, stride: int | Sequence[int] = 1, padding: Any = 0,
@@ -117,10 +104,9 @@ def run(dy: Array, w: Array, *, input_size: int | Sequence[int] | None = None, s
     if tiling is not None:
         same_problem(tiling, found)
         found = tiling
-    seconds = model_seconds(found, cores)
-    if seconds > SAY_HOW_LONG:
-        warnings.warn(f"this run will take about {seconds:.0f} s: the model computes every block on one CPU core",
-                      LongRun, stacklevel=2)
+    said = announcement(found, cores)
+    if said:
+        warnings.warn(said, LongRun, stacklevel=2)
     return run_tiling(found, dy, w, cores, output_format, fidelity=fidelity, strict=strict, trace=trace)
 
 
