@@ -105,10 +105,10 @@ void pack_weight(const Run<T>& run) {
     const int64_t pad = run.block_pad(block), r0 = panel * plan.panel;
     Panel<T> to{run, phase, r0, std::min(plan.panel, plan.results - r0), run.block_channels(block), pad, nullptr,
                 forward ? w.stride[axis_o] : w.stride[axis_i], forward ? w.stride[axis_i] : w.stride[axis_o],
-                run.weight + run.weight_at(group, block, phase, panel), 0, 0, pad * plan.panel};
+                run.weight + run.weight_at(group, block, phase, panel), 0, 0, run.weight_pad(pad) * plan.panel};
     to.data = w.data + group * geo.group_out() * w.stride[axis_o] + block * plan.channel_block * to.channel_stride +
               r0 * to.result_stride;
-    to.result_step = plan.pixels_are_rows ? Packed<T>::pair : pad;
+    to.result_step = plan.pixels_are_rows ? Packed<T>::pair : run.weight_pad(pad);
     to.pair_step = plan.pixels_are_rows ? plan.panel * Packed<T>::pair : Packed<T>::pair;
     if (!dense) return to.pack_by_strides();
     if (to.results < plan.panel || to.channels < pad) to.clear();

@@ -30,13 +30,15 @@ struct Run {
   // Elements of the packed weight before [group][channel block][phase][panel][tap].
   int64_t weight_at(int64_t group, int64_t block, const Phase& phase, int64_t panel) const {
     const int64_t row = plan.tap_total * plan.panels * plan.panel;  // elements per summed channel
-    const int64_t before = group * plan.channel_pad + block * plan.channel_block;
-    return before * row + block_pad(block) * (phase.tap_base * plan.panels + panel * phase.tap_count) * plan.panel;
+    const int64_t before = group * plan.channel_pad + block * weight_pad(plan.channel_block);
+    return before * row + weight_pad(block_pad(block)) * (phase.tap_base * plan.panels + panel * phase.tap_count) * plan.panel;
   }
   int64_t block_channels(int64_t block) const {
     return std::min(plan.channel_block, plan.reduced - block * plan.channel_block);
   }
   int64_t block_pad(int64_t block) const { return plan.padded(block_channels(block)); }
+  // Summed channels, as the packed weight spaces them: its rows are read at the same time where pixels are columns.
+  int64_t weight_pad(int64_t pad) const { return plan.pixels_are_rows ? pad : row_pitch(pad, sizeof(T)); }
 };
 
 // Packs the whole weight, once per call: [group][channel block][phase][panel][tap][micro-kernel's layout].

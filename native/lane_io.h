@@ -242,6 +242,16 @@ CONVGRAD_INLINE void store_runs(const LanePlanes& to, char* p, int64_t pixels, c
 
 // --- squares of pixels by lanes -------------------------------------------------------------------------------------
 
+// How far ahead of a square its planes are fetched. Planes are many short streams: the hardware does not see them in time.
+constexpr int64_t ahead_bytes = 512;
+
+// Fetches the start of every plane of a block.
+template <bool Write>
+CONVGRAD_INLINE void fetch_starts(const LanePlanes& planes, int lanes, const char* p, int64_t bytes) {
+  for (int l = 0; l < lanes; ++l)
+    for (int64_t at = 0; at < bytes && at < ahead_bytes; at += 64) __builtin_prefetch(p + planes.offset[l] + at, Write);
+}
+
 // `rows` rows of `width` pixels that lie one after the other in the tensor, as one flat line, to rows `pitch` apart.
 // Squares of L lanes by L pixels are transposed; the last one overlaps its neighbour so that it is whole.
 template <typename E>
@@ -251,25 +261,33 @@ CONVGRAD_INLINE void load_squares(const LanePlanes& from, int64_t block, const c
   constexpr int L = lanes_of<T>;
   const int64_t bytes = size_of(from.code.dtype), pixels = rows * width;
   const int lanes = from.lanes(block, L);
+  const bool whole = E::bytes && lanes == L && pixels >= L;
+  fetch_starts<false>(from, lanes, p, pixels * bytes);
   for (int64_t at = 0; at < pixels; at += L) {
     if (at + L > pixels && pixels >= L) at = pixels - L;
     const int64_t n = pixels - at < L ? pixels - at : L;
+    const char* q = p + at * bytes;
     Vec<T> r[L];
-    for (int l = 0; l < L; ++l) {
-      r[l] = Vec<T>{};
-      if (l >= lanes) continue;
-      const char* q = p + from.offset[l] + at * bytes;
-      if (E::bytes && n == L) {
-        if constexpr (E::bytes) r[l] = E::load(q);
-      } else {
+    if (whole) {
+      if constexpr (E::bytes)
+        for (int l = 0; l < L; ++l) {
+          __builtin_prefetch(q + from.offset[l] + ahead_bytes);
+          r[l] = E::load(q + from.offset[l]);
+        }
+    } else {
+      for (int l = 0; l < L; ++l) {
         alignas(64) T part[L] = {};
-        decode_line(from.code, q, bytes, n, part);
+        if (l < lanes) decode_line(from.code, q + from.offset[l], bytes, n, part);
         r[l] = load<Vec<T>>(part);
       }
     }
     transpose<T>(r);
     int64_t x = at % width;
     T* row = to + at / width * pitch;
+    if (x + L <= width) {
+      for (int i = 0; i < L; ++i) store(row + (x + i) * L, r[i]);
+      continue;
+    }
     for (int i = 0; i < n; ++i) {
       store(row + x * L, r[i]);
       if (++x == width) x = 0, row += pitch;
@@ -285,21 +303,25 @@ CONVGRAD_INLINE void store_squares(const LanePlanes& to, int64_t block, char* p,
   constexpr int L = lanes_of<T>;
   const int64_t bytes = size_of(to.code.dtype);
   const int lanes = to.lanes(block, L);
+  const bool whole = E::bytes && lanes == L && pixels >= L;
   for (int64_t at = 0; at < pixels; at += L) {
     if (at + L > pixels && pixels >= L) at = pixels - L;
     const int64_t n = pixels - at < L ? pixels - at : L;
+    char* q = p + at * bytes;
     Vec<T> r[L];
     for (int i = 0; i < L; ++i) r[i] = i < n ? load<Vec<T>>(from + (at + i) * L) : Vec<T>{};
     transpose<T>(r);
-    for (int l = 0; l < lanes; ++l) {
-      char* q = p + to.offset[l] + at * bytes;
-      if (E::bytes && n == L) {
-        if constexpr (E::bytes)
-          put<E>(q, r[l], to.stream && E::bytes * L == 64 && reinterpret_cast<uintptr_t>(q) % 64 == 0);
-      } else {
+    if (whole) {
+      if constexpr (E::bytes)
+        for (int l = 0; l < L; ++l) {
+          char* line = q + to.offset[l];
+          put<E>(line, r[l], to.stream && E::bytes * L == 64 && reinterpret_cast<uintptr_t>(line) % 64 == 0);
+        }
+    } else {
+      for (int l = 0; l < lanes; ++l) {
         alignas(64) T part[L];
         store(part, r[l]);
-        encode_line(to.code, part, n, q, bytes);
+        encode_line(to.code, part, n, q + to.offset[l], bytes);
       }
     }
   }
