@@ -76,7 +76,7 @@ def measure_row(layer: Layer, gradient: str, dtype: str, choice: Choice, arena: 
 
 
 def reason_of(error: Exception) -> str:
-    """Why there is no time of ours: what the fast backends said, or what was wrong."""
+    """Why there is no time of ours: what the fast backends said, or what was wrong with the result of which kernel."""
     reasons = error.reasons if isinstance(error, Unsupported) else {}
     return "; ".join(f"{backend}: {why}" for backend, why in reasons.items() if backend != "reference") or str(error)
 
