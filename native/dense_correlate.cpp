@@ -111,6 +111,7 @@ class TileTask {
     if (!run_.packer.stored_as_packed() || view.channel_stride != size || pixel <= 0 || pixel % size) return false;
     if (plan_.reduced != plan_.padded(plan_.reduced) || reinterpret_cast<uintptr_t>(view.data) % size) return false;
     for (int axis = 0; axis < 3; ++axis) {
+      if (plan_.taps[axis].offset.size() != 1) return false;  // taps that never land
       const int64_t at = origin_[axis] * plan_.taps[axis].step + plan_.taps[axis].offset[0];
       const int64_t length = std::min(plan_.tile[axis], plan_.extent[axis] - origin_[axis]);
       if (at < 0 || at + (length - 1) * plan_.taps[axis].step >= plan_.source_size[axis]) return false;

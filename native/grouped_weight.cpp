@@ -10,7 +10,7 @@
 namespace convgrad {
 namespace {
 
-constexpr double cycles_per_byte = 0.2, cycles_per_product = 1.15;
+constexpr double cycles_per_byte = 0.25, cycles_per_product = 1.15;
 constexpr int64_t tasks_wanted = 16;
 
 // Items are (image block, box) pairs; a chunk is a range of items whose products are summed by one task into sums of

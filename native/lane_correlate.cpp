@@ -6,9 +6,11 @@ namespace {
 
 // Accumulators of a tile: what the register file holds beside one row of weights.
 #if CONVGRAD_VECTOR_BYTES == 64
-constexpr int most_parts = 4, widest_tile[] = {0, 8, 8, 8, 6};  // pixels of a tile of 1 to 4 destination vectors
+constexpr int most_parts = 4, widest_tile[] = {0, 14, 12, 8, 6};  // pixels of a tile of 1 to 4 destination vectors
+constexpr int widest_slide = 14;                                   // pixels of a sliding tile
 #else
 constexpr int most_parts = 3, widest_tile[] = {0, 8, 5, 3};
+constexpr int widest_slide = 8;
 #endif
 
 // What the tiles of one destination row share; steps in elements.
@@ -66,7 +68,7 @@ void slide_tile(const Sweep& sweep, const T* from, const T* w, T* to) {
           V weight[S];
 #pragma GCC unroll 16
           for (int s = 0; s < S; ++s) weight[s] = load<V>(v + s * w_tap);
-#pragma GCC unroll 16
+#pragma GCC unroll 32
           for (int i = 0; i < P + S - 1; ++i) {
             const V pixel = load<V>(f + i * L);
 #pragma GCC unroll 16
@@ -84,7 +86,7 @@ void slide_tile(const Sweep& sweep, const T* from, const T* w, T* to) {
 }
 
 template <typename T> using SweepTile = void (*)(const Sweep&, const T*, const T*, T*);
-constexpr int widest_slide = 8;  // pixels, and taps, of a sliding tile
+constexpr int most_slide_taps = 8;
 
 template <typename T, bool Wide, int K, int... P>
 constexpr auto tile_table(std::integer_sequence<int, P...>) {
@@ -112,7 +114,7 @@ const SweepTile<T>* sweeping_tiles(int64_t parts) {
 template <typename T>
 const SweepTile<T>* sliding_tiles(int64_t taps) {
   int best = 3;
-  for (int s = 4; s <= widest_slide; ++s)
+  for (int s = 4; s <= most_slide_taps; ++s)
     if (taps - taps % s >= taps - taps % best) best = s;
   switch (best) {
     case 3: return slides<T, 3>.of;

@@ -155,7 +155,7 @@ def show_filter(problem: Problem, conv: Conv, cores: int) -> int:
     tiling = find_filter_tiling(conv.output_shape, conv.input_shape, conv.kernel_size, storage_dtype(problem.dtype),
                                 stride=conv.stride, padding=conv.padding, dilation=conv.dilation, cores=cores)
     t = tiling.dwTiling
-    pieces = split_filter_pieces(t, cores)
+    pieces = split_filter_pieces(tiling, cores)
     print("tiling    " + "  ".join(f"{name}={getattr(t, name)}" for name in (
         "baseM", "baseK", "baseN", "stepKa", "stepKb", "singleCoreCout", "singleCoreCin", "singleCoreHo",
         "iterateOrder", "bl1Bound")))

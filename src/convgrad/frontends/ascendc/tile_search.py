@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...blocked import BLOCK_OUT
+from ...problem import checked_int
 from .conv_types import IterateOrder
 from .platform import PlatformInfo
 from .tiling_struct import ACCUMULATOR_BYTES, TConv3DBackpropInputTiling, ceil_div, window_rows
@@ -162,7 +163,7 @@ def fit_cores(tiling: TConv3DBackpropInputTiling, cores: int) -> TConv3DBackprop
 
     Where a piece is smaller than a block, baseM becomes smaller too: the rows of dY that a block loads follow from it.
     """
-    t, e = tiling, tiling.element_bytes
+    t, e, cores = tiling, tiling.element_bytes, checked_int(cores, "cores", 1)
     if cores == 1:
         return t.with_(singleCoreM=t.hi * t.wi)
     channels = min(t.singleCoreCin, t.cin1 * t.c0)
