@@ -15,7 +15,8 @@ help: ## list the targets
 
 demo: .venv/installed ## install into .venv and show what it does on this machine
 	$(BIN)/convgrad
-	$(BIN)/convgrad demo
+	$(BIN)/python examples/numpy_gradients.py
+	$(if $(wildcard src/convgrad/benchmark),$(BIN)/convgrad demo)
 
 test: .venv/test-installed ## all tests, against the installed package
 	$(FEW_THREADS) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests

@@ -57,6 +57,18 @@ Range landing(int64_t o0, int64_t length, int64_t step, int64_t offset, int64_t 
 
 namespace {
 
+// Where a position starts in the destination.
+template <typename T>
+int64_t place(Arrange arrange, int64_t position, int64_t pitch) {
+  constexpr int pair = Packed<T>::pair;
+  switch (arrange) {
+    case Arrange::by_position: return position * pitch;
+    case Arrange::by_channel: return position;
+    case Arrange::channel_pairs: return position * pair;
+    default: return position / pair * pitch;
+  }
+}
+
 // The rows of the box one after the other, for some of the channels.
 template <typename T>
 void pack_rows(const Packer<T>& packer, const Source& source, const BoxLayout& layout, const int64_t (&o0)[3],
@@ -66,9 +78,22 @@ void pack_rows(const Packer<T>& packer, const Source& source, const BoxLayout& l
   for (const AxisRun& run_w : axis_w.runs) {
     const int64_t start_w = o0[2] * axis_w.step + run_w.start;
     const Range valid = landing(0, run_w.length, axis_w.step, start_w, source.size[2]);
+    const bool one_row = axis_h.runs.size() == 1 && axis_h.step == 1 && valid.first == 0 && valid.last == layout.pitch &&
+                         source.stride[1] == layout.pitch * source.stride[2] && axis_w.step == 1;
     for (const AxisRun& run_d : axis_d.runs)
       for (int64_t i = 0; i < run_d.length; ++i) {
         const int64_t d = (o0[0] + i) * axis_d.step + run_d.start;
+        if (one_row) {  // rows that follow each other in memory are one long row
+          const int64_t start_h = o0[1] + axis_h.runs[0].start, rows = axis_h.runs[0].length;
+          const Range inside = d >= 0 && d < source.size[0] ? landing(0, rows, 1, start_h, source.size[1]) : Range{0, 0};
+          const Matrix matrix{source.data + d * source.stride[0] + start_h * source.stride[1] + start_w * source.stride[2],
+                              source.stride[2], source.channel_stride, rows * layout.pitch,
+                              inside.first * layout.pitch, inside.last * layout.pitch, source.channels,
+                              source.channels_padded};
+          packer(matrix, arrange, dst + place<T>(arrange, row * layout.pitch, pitch), pitch);
+          row += rows;
+          continue;
+        }
         for (const AxisRun& run_h : axis_h.runs)
           for (int64_t j = 0; j < run_h.length; ++j, ++row) {
             const int64_t h = (o0[1] + j) * axis_h.step + run_h.start;
@@ -80,13 +105,7 @@ void pack_rows(const Packer<T>& packer, const Source& source, const BoxLayout& l
               matrix.first = valid.first;
               matrix.last = valid.last;
             }
-            const int64_t position = row * layout.pitch;
-            constexpr int pair = Packed<T>::pair;
-            const int64_t at = arrange == Arrange::by_position     ? position * pitch
-                               : arrange == Arrange::by_channel    ? position
-                               : arrange == Arrange::channel_pairs ? position * pair
-                                                                   : position / pair * pitch;
-            packer(matrix, arrange, dst + at, pitch);
+            packer(matrix, arrange, dst + place<T>(arrange, row * layout.pitch, pitch), pitch);
           }
       }
   }

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "bias.h"
+#include "dense_prefetch.h"
 #include "dense_store.h"
 #include "threads.h"
 
@@ -126,6 +127,7 @@ class SliceTask {
     std::memset(static_cast<void*>(sums_), 0, size_t(geo_.taps() * plan_.in_block * columns) * sizeof(Sum));
     const int64_t first = plan_.chunks * slice_ / plan_.slices, last = plan_.chunks * (slice_ + 1) / plan_.slices;
     for (int64_t chunk = first; chunk < last; ++chunk) {
+      if (chunk + 1 < last) plan_prefetch(chunk + 1);
       place_chunk(chunk);
       if (!careful) {
         pack_and_multiply(plan_.box, plan_.joined_rows, nullptr);
@@ -153,10 +155,36 @@ class SliceTask {
     images_ = std::min(plan_.images, geo_.N - first_image_);
   }
 
+  // What the next chunk reads comes into the cache during this chunk's products.
+  void plan_prefetch(int64_t chunk) {
+    place_chunk(chunk);
+    const Tensor &x = arguments_.x, &y = arguments_.y;
+    const int64_t size = size_of(plan_.problem.dtype);
+    prefetch_.clear();
+    for (int64_t i = 0; i < images_; ++i) {
+      Region in{x.data + (first_image_ + i) * x.stride[axis_n] + (group_ * geo_.group_in() + in_first_) * x.stride[axis_c],
+                x.stride[axis_c], {x.stride[axis_d], x.stride[axis_h], x.stride[axis_w]}, in_count_, {}, {}, size};
+      Region out{y.data + (first_image_ + i) * y.stride[axis_n] +
+                     (group_ * geo_.group_out() + out_first_) * y.stride[axis_c],
+                 y.stride[axis_c], {y.stride[axis_d], y.stride[axis_h], y.stride[axis_w]}, out_count_, {}, {}, size};
+      for (int axis = 0; axis < 3; ++axis) {
+        const int64_t stride = geo_.stride[axis];
+        in.first[axis] = std::clamp(origin_[axis] * stride + plan_.offsets[axis].front(), int64_t(0), geo_.in[axis]);
+        in.last[axis] = std::clamp((origin_[axis] + length_[axis] - 1) * stride + plan_.offsets[axis].back() + 1,
+                                   in.first[axis], geo_.in[axis]);
+        out.first[axis] = origin_[axis];
+        out.last[axis] = origin_[axis] + length_[axis];
+      }
+      prefetch_.add(in);
+      prefetch_.add(out);
+    }
+    prefetch_.spread(ceil_div(out_count_, plan_.gemm->cols) * ceil_div(in_count_, plan_.row_panel) * geo_.taps());
+  }
+
   void pack_and_multiply(const BoxLayout& box, bool joined, const std::array<int64_t, 3>* only) {
     const Tensor &x = arguments_.x, &y = arguments_.y;
-    const int64_t positions = box.positions(), cols = plan_.gemm->cols;
-    box_pitch_ = round_up(images_ * positions, 2);
+    const int64_t positions = box.positions();
+    box_pitch_ = row_pitch(round_up(images_ * positions, 2), sizeof(T));
     // One row of dy takes `row_pitch` positions; the positions of one plane are summed in one or in length[1] pieces.
     const int64_t row_pitch = joined ? box.pitch : round_up(length_[2], plan_.gemm->k_multiple);
     const int64_t plane = round_up(length_[1] * row_pitch, plan_.gemm->k_multiple);
@@ -167,8 +195,6 @@ class SliceTask {
                                    plan_.offsets[axis][size_t((*only)[size_t(axis)])], geo_.in[axis])
                          : Range{0, length_[axis]};
     if (valid[0].empty() || valid[1].empty() || valid[2].empty()) return;
-    a_offset_.clear();
-    b_offset_.clear();
     for (int64_t i = 0; i < images_; ++i) {
       const char* x_image = x.data + (first_image_ + i) * x.stride[axis_n] +
                             (group_ * geo_.group_in() + in_first_) * x.stride[axis_c];
@@ -180,16 +206,12 @@ class SliceTask {
       for (int64_t d = 0; d < length_[0]; ++d) {
         const int64_t at = (i * length_[0] + d) * plane;
         pack_dy_plane(y_image, d, row_pitch, plane, at, dy_positions, valid);
-        const int64_t box_at = i * positions + d * box.height * box.pitch;
-        for (int64_t h = 0; h < (joined ? 1 : length_[1]); ++h) {
-          a_offset_.push_back((box_at + h * box.pitch) * int64_t(sizeof(T)));
-          b_offset_.push_back((at + h * row_pitch) * cols * int64_t(sizeof(T)));
-        }
       }
     }
+    collect_rows(box, joined, row_pitch, plane, only != nullptr);
     // Reads past the last channel's box meet zeros of dy.
     std::memset(static_cast<void*>(box_ + in_count_ * box_pitch_), 0, size_t(slack()) * sizeof(T));
-    multiply(box, joined ? plane : row_pitch, dy_positions, only);
+    multiply(box, joined, joined ? plane : row_pitch, dy_positions, only);
   }
 
   int64_t slack() const { return plan_.slack(); }
@@ -200,8 +222,20 @@ class SliceTask {
     const Tensor& y = arguments_.y;
     const int64_t cols = plan_.gemm->cols;
     const bool channels_last = std::abs(y.stride[axis_c]) < std::abs(y.stride[axis_w]);
+    // Rows that follow each other in memory and in the pack are one long row.
+    const bool one_row = row_pitch == length_[2] && y.stride[axis_h] == length_[2] * y.stride[axis_w] &&
+                         valid[2].first == 0 && valid[2].last == length_[2];
     auto pack = [&](int64_t k, int64_t h) {
       const bool inside = d >= valid[0].first && d < valid[0].last && h >= valid[1].first && h < valid[1].last;
+      if (one_row) {
+        const bool any = d >= valid[0].first && d < valid[0].last;
+        const Matrix matrix{image + (origin_[0] + d) * y.stride[axis_d] + origin_[1] * y.stride[axis_h] +
+                                origin_[2] * y.stride[axis_w] + k * y.stride[axis_c],
+                            y.stride[axis_w], y.stride[axis_c], length_[1] * row_pitch,
+                            any ? valid[1].first * row_pitch : 0, any ? valid[1].last * row_pitch : 0,
+                            std::min(cols, out_count_ - k), cols};
+        return packer_(matrix, Arrange::position_pairs, dy_ + k * dy_positions + at * cols, cols * pair);
+      }
       const Matrix matrix{image + (origin_[0] + d) * y.stride[axis_d] + (origin_[1] + h) * y.stride[axis_h] +
                               origin_[2] * y.stride[axis_w] + k * y.stride[axis_c],
                           y.stride[axis_w], y.stride[axis_c], row_pitch, inside ? valid[2].first : 0,
@@ -209,11 +243,11 @@ class SliceTask {
       packer_(matrix, Arrange::position_pairs, dy_ + k * dy_positions + (at + h * row_pitch) * cols, cols * pair);
     };
     if (channels_last) {
-      for (int64_t h = 0; h < length_[1]; ++h)
+      for (int64_t h = 0; h < (one_row ? 1 : length_[1]); ++h)
         for (int64_t k = 0; k < out_count_; k += cols) pack(k, h);
     } else {
       for (int64_t k = 0; k < out_count_; k += cols)
-        for (int64_t h = 0; h < length_[1]; ++h) pack(k, h);
+        for (int64_t h = 0; h < (one_row ? 1 : length_[1]); ++h) pack(k, h);
     }
     const int64_t used = length_[1] * row_pitch;
     for (int64_t k = 0; k < out_count_; k += cols)
@@ -221,20 +255,55 @@ class SliceTask {
                   size_t((plane - used) * cols) * sizeof(T));
   }
 
-  void multiply(const BoxLayout& box, int64_t k, int64_t dy_positions, const std::array<int64_t, 3>* only) {
+  // For every pair of taps along D and H the rows of pixels that land, as offsets into the box and into dy.
+  void collect_rows(const BoxLayout& box, bool joined, int64_t row_pitch, int64_t plane, bool all) {
+    rows_.resize(size_t(geo_.kernel[0] * geo_.kernel[1]));
+    for (int64_t td = 0; td < geo_.kernel[0]; ++td)
+      for (int64_t th = 0; th < geo_.kernel[1]; ++th) {
+        Rows& rows = rows_[size_t(td * geo_.kernel[1] + th)];
+        rows.a_offset.clear();
+        rows.b_offset.clear();
+        const Range d = all ? Range{0, length_[0]} : landing_of(0, td);
+        const Range h = all ? Range{0, length_[1]} : landing_of(1, th);
+        if (h.empty()) continue;
+        for (int64_t i = 0; i < images_; ++i)
+          for (int64_t depth = d.first; depth < d.last; ++depth)
+            for (int64_t row = joined ? 0 : h.first; row < (joined ? 1 : h.last); ++row) {
+              const int64_t in_box = i * box.positions() + (depth * box.height + row) * box.pitch;
+              const int64_t in_dy = (i * length_[0] + depth) * plane + row * row_pitch;
+              rows.a_offset.push_back(in_box * int64_t(sizeof(T)));
+              rows.b_offset.push_back(in_dy * plan_.gemm->cols * int64_t(sizeof(T)));
+            }
+      }
+  }
+
+  Range landing_of(int axis, int64_t tap) const {
+    return landing(origin_[axis], length_[axis], geo_.stride[axis], plan_.offsets[axis][size_t(tap)], geo_.in[axis]);
+  }
+
+  void multiply(const BoxLayout& box, bool joined, int64_t k, int64_t dy_positions,
+                const std::array<int64_t, 3>* only) {
     const Gemm& gemm = *plan_.gemm;
     const int64_t columns = round_up(plan_.out_block, gemm.cols);
     GemmCall call;
     call.lda = box_pitch_ * int64_t(sizeof(T));
     call.ldb = gemm.cols * pair * int64_t(sizeof(T));
     call.ldc = columns;
-    call.a_offset = a_offset_.data();
-    call.b_offset = b_offset_.data();
-    call.batch = int64_t(a_offset_.size());
-    call.k = k;
     call.accumulate = true;
+    // Row by row, a tap needs only the columns for which it lands.
+    const int64_t grain = gemm.k_multiple;
+    columns_.clear();
+    for (int64_t tw = 0; tw < geo_.kernel[2]; ++tw) {
+      Range range = landing_of(2, tw);
+      if (joined || only) {
+        range = range.empty() && !only ? Range{0, 0} : Range{0, k};
+      } else if (!range.empty()) {
+        range = {range.first / grain * grain, round_up(range.last, grain)};
+      }
+      columns_.push_back(range);
+    }
     for (int64_t n = 0; n < out_count_; n += gemm.cols) {
-      call.b = reinterpret_cast<const char*>(dy_ + n * dy_positions);
+      const char* panel = reinterpret_cast<const char*>(dy_ + n * dy_positions);
       const auto kernel = gemm.run_half && out_count_ - n <= gemm.cols / 2 ? gemm.run_half : gemm.run;
       for (int64_t m = 0; m < in_count_; m += plan_.row_panel) {
         call.rows = int(std::min(plan_.row_panel, in_count_ - m));
@@ -243,23 +312,22 @@ class SliceTask {
           for (int64_t th = 0; th < geo_.kernel[1]; ++th)
             for (int64_t tw = 0; tw < geo_.kernel[2]; ++tw, ++tap) {
               if (only && (td != (*only)[0] || th != (*only)[1] || tw != (*only)[2])) continue;
-              if (!only && !lands(td, th, tw)) continue;
+              const Rows& rows = rows_[size_t(td * geo_.kernel[1] + th)];
+              const Range& range = columns_[size_t(tw)];
+              if (rows.a_offset.empty() || range.empty()) continue;
               const int64_t at = only ? 0 : box.tap_position(td, th, tw);
-              call.a = reinterpret_cast<const char*>(box_ + m * box_pitch_ + at);
+              call.a = reinterpret_cast<const char*>(box_ + m * box_pitch_ + at + range.first);
+              call.b = panel + range.first * gemm.cols * int64_t(sizeof(T));
+              call.a_offset = rows.a_offset.data();
+              call.b_offset = rows.b_offset.data();
+              call.batch = int64_t(rows.a_offset.size());
+              call.k = range.last - range.first;
               call.c = reinterpret_cast<char*>(sums_ + (tap * plan_.in_block + m) * columns + n);
               kernel(call);
+              prefetch_.some();
             }
       }
     }
-  }
-
-  bool lands(int64_t td, int64_t th, int64_t tw) const {
-    const int64_t tap[3] = {td, th, tw};
-    for (int axis = 0; axis < 3; ++axis)
-      if (landing(origin_[axis], length_[axis], geo_.stride[axis], plan_.offsets[axis][size_t(tap[axis])],
-                  geo_.in[axis]).empty())
-        return false;
-    return true;
   }
 
   void sum_bias() {
@@ -287,7 +355,12 @@ class SliceTask {
   int64_t origin_[3], length_[3], first_image_ = 0, images_ = 1, box_pitch_ = 0;
   T *box_, *dy_;
   Sum* sums_;
-  std::vector<int64_t> a_offset_, b_offset_;
+  struct Rows {
+    std::vector<int64_t> a_offset, b_offset;
+  };
+  std::vector<Rows> rows_;
+  Prefetch prefetch_;
+  std::vector<Range> columns_;
 };
 
 }  // namespace
@@ -297,6 +370,7 @@ void run_weight_gradient(const WeightGradient& plan, const Arguments& arguments)
   const Geometry& geo = plan.problem.geo;
   const Packer<T> packer(*plan.problem.isa, plan.problem.dtype, plan.problem.compute);
   parallel_for(plan.blocks() * plan.slices, arguments.threads, [&](int64_t task, int slot) {
+    const GemmScope scope(*plan.gemm);
     SliceTask<T>(plan, arguments, packer, task, slot).work();
   });
   if (plan.slices > 1) {

@@ -172,9 +172,14 @@ def test_command_line(engine: str, tmp_path: Path, capsys: pytest.CaptureFixture
 def test_command_line_reports_refusals(engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "graph.json"
     path.write_text(json.dumps(backward_data([SMALL, KERNEL], [LARGE], groups=5)))
-    assert command(str(path)) == 1
+    assert command(str(path)) == 2
     shown = " ".join(capsys.readouterr().out.split())
     assert "invalid_arguments" in shown and "groups=5 does not divide the 8 channels" in shown
+    path.write_text(json.dumps(backward_data([dict(SMALL, shape=[1, 8, UNKNOWN_DIM, 4]), KERNEL], [LARGE])))
+    assert command(str(path)) == 3
+    assert "unimplemented: diff_dst (tensor 0) has unknown extents" in capsys.readouterr().out
+    assert command(str(TRAINING_STEP), "--backend", "abacus") == 2
+    assert "backend='abacus' is none of" in capsys.readouterr().err
     path.write_text("{")
     assert command(str(path)) == 2
     assert "is not JSON" in capsys.readouterr().err

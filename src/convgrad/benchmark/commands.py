@@ -10,14 +10,16 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from ..machine import cores
+from ..plan import BACKENDS
 from ..problem import LONG_DTYPE
 from .arena import Arena, CpuArena
 from .layers import GRADIENTS, LAYOUTS, Layer, known_sets, load_layers, select
-from .machine import cores
 from .peers import Peer
 from .report import markdown, print_tables, ratio_text
 from .results import document, load, save
 from .rows import Choice, Row, failed, measure
+from .timing import CLOCKS
 
 
 def add_commands(subparsers: Any) -> None:
@@ -30,8 +32,12 @@ def add_commands(subparsers: Any) -> None:
     bench.add_argument("--peer", choices=("torch", "none"), default="torch", help="whom to compare with")
     bench.add_argument("--layout", choices=LAYOUTS, help="measure ours in this layout only (default: both)")
     bench.add_argument("--threads", type=int, default=cores(), help="for both sides (default: all cores, %(default)s)")
-    bench.add_argument("--backend", help="ask this backend only")
+    bench.add_argument("--backend", choices=tuple(BACKENDS), help="ask this backend only")
     bench.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda for the set gpu, else cpu")
+    bench.add_argument("--clock", choices=tuple(CLOCKS), default="wall",
+                       help="cpu: processor time, for a machine that others use too; needs --threads 1")
+    bench.add_argument("--fresh-memory", action="store_true",
+                       help="let the C library give memory back between calls, on both sides (default: keep it)")
     bench.add_argument("--seconds", type=float, default=0.25, help="running time per contestant (default: %(default)s)")
     bench.add_argument("--limit-seconds", type=float, help="start no new row after this much time")
     bench.add_argument("--json", metavar="FILE", help="write the results here")
@@ -73,6 +79,8 @@ def run_bench(args: argparse.Namespace) -> int:
             raise ValueError(f"no layer of {args.set} matches --filter {args.filter!r}")
         if args.threads < 1:
             raise ValueError(f"--threads must be at least 1, got {args.threads}")
+        if args.clock == "cpu" and args.threads != 1:
+            raise ValueError(f"--clock cpu needs --threads 1, got {args.threads}: idle threads use it too")
     except (ValueError, OSError) as error:
         console.print(f"convgrad bench: {error}", style="red", markup=False)
         return 2
@@ -90,9 +98,9 @@ def run_bench(args: argparse.Namespace) -> int:
             return 2
         results = measured(args.set, layers, choice, CudaArena(wanted, args.backend), console)
     else:
-        with Peer(args.peer, args.threads) as peer:
-            results = measured(args.set, layers, choice, CpuArena(args.threads, peer if wanted else None, args.backend),
-                               console)
+        with Peer(args.peer, args.threads, args.clock, args.fresh_memory) as peer:
+            arena = CpuArena(args.threads, peer if wanted else None, args.backend, args.clock, args.fresh_memory)
+            results = measured(args.set, layers, choice, arena, console)
     print_tables(results, Console(width=None if sys.stdout.isatty() else 220))
     if args.json:
         save(results, args.json)

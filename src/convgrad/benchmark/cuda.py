@@ -16,9 +16,9 @@ from .arena import OURS, Entry, public_call
 from .ceilings import Ceilings
 from .judge import Expected, Float64, canonical, memory_order
 from .layers import Layer
-from .machine import describe_machine
 from .peer_torch import prepare, ways
 from .peers import PeerFailed
+from .provenance import describe_machine
 from .timing import Contestant
 
 FLUSH_BYTES = 256 << 20  # written before every timed run: larger than the L2 cache of any GPU
@@ -107,7 +107,7 @@ class CudaArena:
         torch = self.torch
         cudnn = f"{torch.__version__} with cuDNN {torch.backends.cudnn.version()}"
         return {"machine": {**describe_machine(), "gpu": torch.cuda.get_device_name()}, "threads": None,
-                "ceilings": self.ceilings.as_dict(),
+                "clock": "CUDA events", "ceilings": self.ceilings.as_dict(),
                 "peer": {"name": "torch", "version": cudnn, "note": "cudnn.benchmark"} if self.with_peer else None}
 
     def seconds_at_ceiling(self, problem: Problem) -> float:

@@ -13,9 +13,9 @@ from ..plan import BACKENDS, plan
 from ..problem import Unsupported, default_compute
 from .arena import Arena, CpuArena
 from .layers import Layer, layer_of, load_layers
-from .machine import describe_machine, versions
 from .peer_torch import smaller
 from .peers import Peer
+from .provenance import describe_machine, versions
 from .report import SHORT, ms, ratio_text
 from .results import geometric_mean, our_time
 from .rows import Choice, Row, failed, measure

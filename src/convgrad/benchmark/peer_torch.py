@@ -1,10 +1,10 @@
-"""The peer torch, in a process of its own: `python -m convgrad.benchmark.peer_torch THREADS`.
+"""The peer torch, in a process of its own: `python -m convgrad.benchmark.peer_torch THREADS kept|fresh`.
 
 Reads one JSON request per line and answers with one JSON line. A crash of the peer ends this process only.
 
     {"do": "describe"}                                            -> {"version": …, "note": …}
     {"do": "prepare", "way": …, "problem": …, "transposed": …, "max_seconds": …}  -> {"scale": …, "note": …}
-    {"do": "time", "way": …, "repeats": …}                        -> {"seconds": […]}
+    {"do": "time", "way": …, "repeats": …, "clock": …}            -> {"seconds": […]}
     {"do": "forget"}                                              -> {}
 """
 
@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..problem import Conv, Problem
+from .allocator import give_back_memory, keep_freed_memory
 from .peer_amx import protect_peer
 from .timing import clocked
 
@@ -151,8 +152,9 @@ def answer(request: dict[str, Any], prepared: dict[str, Prepared], note: str) ->
         return {"scale": prepared[way].scale, "note": "; ".join(notes)}
     if request["do"] == "time":
         with torch.no_grad():
-            return {"seconds": clocked(prepared[request["way"]].run, request["repeats"])}
+            return {"seconds": clocked(prepared[request["way"]].run, request["repeats"], request["clock"])}
     prepared.clear()
+    give_back_memory()
     return {}
 
 
@@ -160,6 +162,8 @@ def main() -> int:
     # What libraries print must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    if sys.argv[2] == "kept":
+        keep_freed_memory()
     import torch
 
     note = protect_peer(os.path.dirname(torch.__file__))

@@ -29,8 +29,10 @@ class PeerFailed(Exception):
 class Peer:
     """A peer in its own process; a crashed one is started again for the next problem."""
 
-    def __init__(self, name: str, threads: int, max_seconds: float = MAX_SECONDS) -> None:
-        self.name, self.threads, self.max_seconds = name, threads, max_seconds
+    def __init__(self, name: str, threads: int, clock: str = "wall", fresh_memory: bool = False,
+                 max_seconds: float = MAX_SECONDS) -> None:
+        self.name, self.threads, self.clock, self.max_seconds = name, threads, clock, max_seconds
+        self.memory = "fresh" if fresh_memory else "kept"
         self.process: subprocess.Popen[str] | None = None
         self.errors: IO[str] | None = None
 
@@ -63,7 +65,8 @@ class Peer:
 
     def turn_of(self, way: str) -> Any:
         def turn(repeats: int) -> list[float]:
-            seconds: list[float] = self.ask({"do": "time", "way": way, "repeats": repeats})["seconds"]
+            seconds: list[float] = self.ask({"do": "time", "way": way, "repeats": repeats,
+                                                "clock": self.clock})["seconds"]
             return seconds
         return turn
 
@@ -93,8 +96,8 @@ class Peer:
         path = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (lives as long as the process)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", f"convgrad.benchmark.peer_{self.name}", str(self.threads)], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=self.errors, text=True,
+            [sys.executable, "-m", f"convgrad.benchmark.peer_{self.name}", str(self.threads), self.memory],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(self.threads)})
         return self.process
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from .layers import CLASSES
-from .machine import commit, versions
+from .provenance import commit, versions
 from .rows import Row
 
 SCHEMA = "convgrad-bench/1"
-FIELDS = ("schema", "set", "date", "commit", "versions", "machine", "threads", "ceilings", "peer", "rows", "skipped")
+FIELDS = ("schema", "set", "date", "commit", "versions", "machine", "threads", "clock", "ceilings", "peer", "rows",
+          "skipped")
 ROW_FIELDS = ("layer", "class", "model", "gradient", "dtype", "problem", "flops", "min_bytes", "ceiling_s", "ours",
               "peer", "ratio")
 

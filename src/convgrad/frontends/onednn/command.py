@@ -16,11 +16,14 @@ from .errors import GraphError
 from .graph import Graph, GraphOp, OpRun, read_graph, run_op
 from .padding import RULES
 
+DONE, BAD_INPUT, REFUSED = 0, 2, 3  # as of the other commands: refused is what no backend can run
+EXIT_CODES = "exit codes: 0 all ran, 2 bad input or an operator that is not valid, 3 an operator is not implemented"
+
 
 def add_commands(subparsers: Any) -> None:
     """Add the subcommand `onednn` to the command line."""
     parser = subparsers.add_parser(
-        "onednn", help="run the convolutions of a graph dumped by oneDNN Graph",
+        "onednn", epilog=EXIT_CODES, help="run the convolutions of a graph dumped by oneDNN Graph",
         description="Find the convolution operators in a graph that oneDNN Graph has serialised as JSON, run each with "
                     "given or random inputs, and print shapes and timing.")
     parser.add_argument("graph", type=Path, help="the JSON file")
@@ -40,13 +43,13 @@ def add_commands(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the subcommand; 0 when every operator ran, 1 when one was refused, 2 when nothing could be read."""
+    """Run the subcommand and return its exit code."""
     try:
         graph = read_graph(args.graph)
         tensors = given_tensors(args.input)
     except (OSError, ValueError) as error:
         print(f"convgrad onednn: {error}", file=sys.stderr)
-        return 2
+        return BAD_INPUT
     wanted = [op for op in graph.convolutions if not args.op or {str(op.id), op.name, op.kind} & set(args.op)]
     rng = np.random.default_rng(args.seed)
     settings = Settings(args.backend, args.num_threads)
@@ -58,6 +61,9 @@ def run(args: argparse.Namespace) -> int:
         except GraphError as error:
             rows.append({"id": op.id, "name": op.name, "kind": op.kind, "status": error.status, "message": str(error)})
             continue
+        except ValueError as error:  # of the planner: a backend that does not exist
+            print(f"convgrad onednn: {error}", file=sys.stderr)
+            return BAD_INPUT
         rows.append(report(op, done))
         if args.save is not None:
             args.save.mkdir(parents=True, exist_ok=True)
@@ -66,7 +72,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"version": graph.version, "fpmath_mode": graph.fpmath_mode, "operators": rows}, indent=1))
     else:
         print_report(graph, rows)
-    return int(any(row["status"] != "success" for row in rows))
+    statuses = {row["status"] for row in rows} - {"success"}
+    return DONE if not statuses else REFUSED if statuses == {"unimplemented"} else BAD_INPUT
 
 
 def given_tensors(pairs: list[str]) -> dict[int, Any]:
