@@ -12,7 +12,7 @@
 
 namespace convgrad {
 
-static constexpr double cycles_per_byte = 0.2;  // of memory, one core
+static constexpr double cycles_per_byte = 0.25;  // of memory, one core
 static constexpr int64_t most_images = 48;  // in a slab: several tiles of images share what is read of the weights
 
 LanePlanes channel_planes(const Tensor& tensor, int64_t image, int64_t first_channel, int64_t channels, int lanes,
@@ -244,20 +244,28 @@ double FewPlan::cycles() const {
     reach *= double(geo.kernel[a]) / (way.input ? geo.stride[a] : 1);
   }
   // Per tile of (parts x pixels): one load per part and pixel, one multiplication per pair; rows shorter than a tile.
-  const double width = images > 1 ? images : std::min<double>(8, double(divide_up(cut.extent[2], phases[2].size())));
+  const double positions = double(divide_up(cut.extent[2], int64_t(phases[2].size())));
   const double tile_parts = std::min<double>(4, double(parts()));
-  const double per_product = std::max(1.0, (tile_parts + width) / (tile_parts * width)) + 0.6 / width;
+  const double width = images > 1 ? double(std::min<int64_t>(images, 8)) : std::min(8.0, positions);
+  const double per_product = std::max(1.1, (tile_parts + width) / (tile_parts * width)) + 0.7 / width;
+  const double vectors = double(shape.blocks * shape.few * geo.taps());
   const double products = pixels * shape.blocks * shape.few * reach * per_product;
+  // Weights that do not stay in the second-level cache come again for every row of tiles.
+  double rows = double(geo.N) * geo.G / images * way.to_size()[0] * way.to_size()[1];
+  if (way.input) rows /= double(geo.stride[0] * geo.stride[1]);
+  const bool far = vectors * problem.isa->vector_bytes > l2_bytes / 2;
+  const double weights = far ? rows * vectors * 10 : 0;
   const double lane_vectors = (broadcast ? pixels : double(image_blocks * images) * geo.G * cut.boxes() *
                                                         slab_elements(cut.extent) / (shape.blocks * shape.lanes)) *
                               shape.blocks;
   const int64_t* nominal = broadcast == way.input ? problem.x_nominal : problem.y_nominal;
   const int64_t bytes = size_of(problem.dtype);
-  const LaneSpread one_image(geo.G > 1 ? geo : Geometry{1, 64, 64, 64, {}, {}, {}, {}, {}, {}}, shape.lanes);
+  const LaneSpread one_image(Geometry{1, 64, 64, 64, {}, {}, {}, {}, {}, {}}, shape.lanes);
   const double moves = lane_vectors * lane_move_cycles(nominal, bytes, 1, one_image);
-  const double reduces = broadcast ? 0 : pixels * shape.few * 8;
+  const double reduces = broadcast ? 0 : pixels * shape.few * 10;
+  const double plain = broadcast ? double(geo.N) * (way.input ? geo.K * geo.out_pixels() : geo.C * geo.in_pixels()) : 0;
   const double moved = double(geo.N) * (geo.C * geo.in_pixels() + geo.K * geo.out_pixels()) * bytes;
-  return std::max(products + moves + reduces, moved * cycles_per_byte);
+  return std::max(products + weights + moves + reduces + 1.5 * plain, moved * cycles_per_byte);
 }
 
 std::optional<Plan> plan_one(const Problem& problem, bool broadcast, std::string& why_not) {

@@ -10,7 +10,7 @@
 namespace convgrad {
 namespace {
 
-constexpr double cycles_per_byte = 0.2;  // of memory, one core
+constexpr double cycles_per_byte = 0.25;  // of memory, one core
 constexpr int64_t tasks_wanted = 16, pixels_wanted = 256;
 
 template <typename T>

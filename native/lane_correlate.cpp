@@ -6,9 +6,11 @@ namespace {
 
 // Accumulators of a tile: what the register file holds beside one row of weights.
 #if CONVGRAD_VECTOR_BYTES == 64
-constexpr int most_parts = 4, widest_tile[] = {0, 8, 8, 8, 6};  // pixels of a tile of 1 to 4 destination vectors
+constexpr int most_parts = 4, widest_tile[] = {0, 14, 12, 8, 6};  // pixels of a tile of 1 to 4 destination vectors
+constexpr int widest_slide = 14;                                   // pixels of a sliding tile
 #else
 constexpr int most_parts = 3, widest_tile[] = {0, 8, 5, 3};
+constexpr int widest_slide = 8;
 #endif
 
 // What the tiles of one destination row share; steps in elements.
@@ -66,7 +68,7 @@ void slide_tile(const Sweep& sweep, const T* from, const T* w, T* to) {
           V weight[S];
 #pragma GCC unroll 16
           for (int s = 0; s < S; ++s) weight[s] = load<V>(v + s * w_tap);
-#pragma GCC unroll 16
+#pragma GCC unroll 32
           for (int i = 0; i < P + S - 1; ++i) {
             const V pixel = load<V>(f + i * L);
 #pragma GCC unroll 16
@@ -84,7 +86,7 @@ void slide_tile(const Sweep& sweep, const T* from, const T* w, T* to) {
 }
 
 template <typename T> using SweepTile = void (*)(const Sweep&, const T*, const T*, T*);
-constexpr int widest_slide = 8;  // pixels, and taps, of a sliding tile
+constexpr int most_slide_taps = 8;
 
 template <typename T, bool Wide, int K, int... P>
 constexpr auto tile_table(std::integer_sequence<int, P...>) {
@@ -112,7 +114,7 @@ const SweepTile<T>* sweeping_tiles(int64_t parts) {
 template <typename T>
 const SweepTile<T>* sliding_tiles(int64_t taps) {
   int best = 3;
-  for (int s = 4; s <= widest_slide; ++s)
+  for (int s = 4; s <= most_slide_taps; ++s)
     if (taps - taps % s >= taps - taps % best) best = s;
   switch (best) {
     case 3: return slides<T, 3>.of;
@@ -280,11 +282,18 @@ struct BatchJob {
       start[i].r = take_axis(1, y + i, slab_row, start[i], sweep.from_r, sweep.w_r);
       if (start[i].r <= 0) start[i].t = 0;
     }
-    const int64_t width = job.to_box.extent[2];
+    const int64_t width = job.to_box.extent[2], *at = job.to.stride;
+    char* p = job.to.data + z * at[axis_d] + y * at[axis_h] + job.to_box.first[2] * at[axis_w];
+    // Short planes that cannot be streamed: their lines come while their values are computed.
+    const bool fetch = !job.reduce && !job.broadcast && at[axis_w] == size_of(job.to.code.dtype) &&
+                       (at[axis_c] % 64 || !job.to.stream);
     for (int64_t pass = 0; pass < job.passes; ++pass) {
       const T* from = static_cast<const T*>(job.slab) + pass * slab_pass;
       const T* w = static_cast<const T*>(job.weights) + pass * job.weight_pass * L;
       T* rows = static_cast<T*>(job.rows) + pass * rows_pass;
+      if (fetch)
+        for (int64_t k = 0; k < job.parts; ++k)
+          fetch_starts<true>(job.to, pass, p + k * job.to.stride[axis_c], count * job.to.stride[axis_h]);
       for (int64_t i = 0; i < job.phases[2]; ++i) x_phase(job.phase[2][i], from, w, rows, !job.finite[pass]);
       for (int64_t i = 0; i < rows_here; ++i) {
         if (start[i].t) continue;
@@ -292,7 +301,6 @@ struct BatchJob {
       }
     }
     LanePlanes to = job.to;
-    char* p = to.data + z * to.stride[axis_d] + y * to.stride[axis_h] + job.to_box.first[2] * to.stride[axis_w];
     if (job.reduce) return store_reduced(p, count);
     int64_t stride[5];
     for (int a = 0; a < 5; ++a) stride[a] = to.stride[a];

@@ -187,32 +187,37 @@ struct BoxJob {
     visit(k, 1, c, t, r, 1, s, 1, land[0], land[1], land[2]);
   }
 
+  // The tile shape (out parts, taps in y, taps in x) with the fewest cycles: one per product or load, and never fewer
+  // than the latency of a chain of sums.
+  void choose_tile(int& kn, int& rn, int& sn) const {
+    const int64_t K = job.out_parts, R = g.kernel[1], S = g.kernel[2];
+    double best = -1;
+    for (int k = 1; k <= (sizeof(T) == 8 ? 1 : 4); ++k)
+      for (int r = 1; r <= (sizeof(T) == 8 ? 1 : tallest_r); ++r)
+        for (int s = 1; s <= widest_s; ++s) {
+          if (k * r * s > most_sums || k > K || r > R || s > S) continue;
+          // Border rows are visited once for each of r: a small price on each.
+          const double loads = k + r * s, products = k * r * s, rows = r > 1 ? 1.02 + 0.01 * r : 1;
+          const double tile = ((products > loads ? products : loads) + 1.5) * rows;
+          const double cost = double((K + k - 1) / k * ((R + r - 1) / r) * ((S + s - 1) / s)) * (tile < 5.5 ? 5.5 : tile);
+          if (best < 0 || cost < best) best = cost, kn = k, rn = r, sn = s;
+        }
+  }
+
   void run() {
     const int64_t R = g.kernel[1], S = g.kernel[2], K = job.out_parts;
-    for (int64_t k = 0; k < K;) {
-      const int64_t k_tiles = (K - k + 3) / 4;
-      int kn = sizeof(T) == 8 ? 1 : int((K - k) / k_tiles);
-      if (!job.dy_finite) kn = 1;
-      const int64_t s_tiles = (S + widest_s - 1) / widest_s;
-      int sn_most = int((S + s_tiles - 1) / s_tiles);
-      if (sn_most > most_sums / kn) sn_most = most_sums / kn;
-      int rn_most = sizeof(T) == 8 ? 1 : most_sums / (kn * sn_most);
-      if (rn_most > tallest_r) rn_most = tallest_r;
-      if (rn_most > R) rn_most = int(R);
-      rn_most = int((R + (R + rn_most - 1) / rn_most - 1) / ((R + rn_most - 1) / rn_most));
+    int kn_most = 1, rn_most = 1, sn_most = 1;
+    if (job.dy_finite) choose_tile(kn_most, rn_most, sn_most);
+    for (int64_t k = 0; k < K; k += kn_most) {
+      const int kn = K - k < kn_most ? int(K - k) : kn_most;
       for (int64_t c = 0; c < job.in_parts; ++c)
         for (int64_t t = 0; t < g.kernel[0]; ++t)
           for (int64_t r = 0; r < R; r += rn_most)
             for (int64_t s = 0; s < S; s += sn_most) {
               const int rn = R - r < rn_most ? int(R - r) : rn_most, sn = S - s < sn_most ? int(S - s) : sn_most;
-              if (job.dy_finite) {
-                taps(k, kn, c, t, r, rn, s, sn);
-              } else {
-                for (int i = 0; i < rn; ++i)
-                  for (int j = 0; j < sn; ++j) careful_tap(k, c, t, r + i, s + j);
-              }
+              if (job.dy_finite) taps(k, kn, c, t, r, rn, s, sn);
+              else careful_tap(k, c, t, r, s);
             }
-      k += kn;
     }
   }
 };

@@ -146,7 +146,8 @@ def run_guarded(problem: Problem | str, backend: str, operands: dict[str, Array]
         array = Guarded(problem.conv.shape_of(wrt), problem.out_dtype, axis_orders(problem, wrt), style)
         array.fill(encode(np.full(array.shape, POISON[problem.out_dtype]), problem.out_dtype))
         outputs.append(array)
-    workspace = Guarded((chosen.workspace_bytes,), "hifloat8", (0,), "offset")  # bytes, at an odd address
+    # Bytes, at an odd address; on a GPU memory is handed out in aligned blocks.
+    workspace = Guarded((chosen.workspace_bytes,), "hifloat8", (0,), "contiguous" if backend == "triton" else "offset")
     before = [array.raw.copy() for array in inputs] + [array.snapshot() for array in outputs]
     guards = workspace.snapshot()
     execute(chosen, backend, inputs, outputs, workspace)

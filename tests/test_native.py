@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import oracle
 import pytest
+
+import convgrad
 from convgrad.numbers import decode, encode, storage_dtype
 from convgrad.plan import plan
 from convgrad.problem import Problem, Unsupported
-
-import convgrad
 
 if "native" not in oracle.available_backends():
     pytest.skip("the native module is not built", allow_module_level=True)
@@ -177,7 +177,8 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.mark.parametrize("text", ["weight_grad f32 n4 c64 k64 i28x28 w3x3 p1x1",
-                                  "input_grad f32 n1 c64 k256 i28x28 w3x3 p1x1 NHWC", "bias_grad f32 n4 c1 k64 i9x9 w1x1"])
+                                  "input_grad f32 n1 c64 k256 i28x28 w3x3 p1x1 NHWC",
+                                  "bias_grad f32 n4 c1 k64 i9x9 w1x1"])
 def test_a_workspace_limit_is_kept_down_to_a_stated_minimum(text: str, seed: int) -> None:
     problem = Problem.parse(text)
     with pytest.raises(Unsupported) as refusal:

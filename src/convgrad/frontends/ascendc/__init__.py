@@ -26,7 +26,7 @@ from .filter_tiling import Conv3dBpFilterTiling, DwTiling, TConv3DBpFilterTiling
 from .global_tensor import GlobalTensor
 from .kernel import Conv3DBackpropInput, conv_types
 from .misuse import MISTAKES, Misuse, OutOfBounds
-from .operator import TransposeBlock, describe, find_tiling, run
+from .operator import Conv3DTranspose, TransposeBlock, describe, find_tiling, run
 from .picture import draw
 from .piece_checks import check_coverage
 from .pieces import Piece, split_pieces
@@ -40,9 +40,9 @@ from .walk import Block
 
 __all__ = [
     "MISTAKES", "PRODUCTS", "B2Condition", "Block", "Conv3DBackpropFilter", "Conv3DBackpropInput",
-    "Conv3DBackpropInputTilingData", "Conv3DBpInputTiling", "Conv3dBpFilterTiling", "ConvDtype", "ConvFormat",
-    "ConvType", "Difference", "DwTiling", "FilterBlock", "FilterPiece", "GlobalTensor", "IterateOrder", "LongRun",
-    "Misuse", "OutOfBounds", "Piece", "PlatformInfo", "TConv3DBackpropInputTiling", "TConv3DBpFilterTiling",
+    "Conv3DBackpropInputTilingData", "Conv3DBpInputTiling", "Conv3DTranspose", "Conv3dBpFilterTiling", "ConvDtype",
+    "ConvFormat", "ConvType", "Difference", "DwTiling", "FilterBlock", "FilterPiece", "GlobalTensor", "IterateOrder",
+    "LongRun", "Misuse", "OutOfBounds", "Piece", "PlatformInfo", "TConv3DBackpropInputTiling", "TConv3DBpFilterTiling",
     "TPosition", "Traffic", "TransposeBlock", "bfloat16_t", "check_against_reference", "check_coverage", "conv_types",
     "describe", "draw", "estimate", "filter_types", "find_filter_tiling", "find_tiling", "fit_cores", "float32",
     "half", "int32_t", "model_seconds", "pack_fractal_z_3d", "pack_ndc1hwc0", "run", "run_filter",

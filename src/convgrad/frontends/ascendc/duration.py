@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -25,11 +26,16 @@ class LongRun(UserWarning):
 
 
 def announcement(tiling: TConv3DBackpropInputTiling, cores: int = 1) -> str | None:
-    """Return the sentence to say before a run, or None if it is short."""
+    """Return the sentence to say before a run of Conv3DBackpropInput, or None if it is short."""
     traffic = estimate(tiling, cores)
-    if traffic.flop / PESSIMISTIC_FLOP_PER_SECOND + traffic.blocks * PESSIMISTIC_SECONDS_PER_BLOCK <= SAY_HOW_LONG:
+    return said_if_long(traffic.flop, traffic.blocks, lambda: model_seconds(tiling, cores))
+
+
+def said_if_long(flop: int, blocks: int, measure: Callable[[], float]) -> str | None:
+    """Return the sentence for a run whose seconds `measure` tells, or None; a surely short run is not measured."""
+    if flop / PESSIMISTIC_FLOP_PER_SECOND + blocks * PESSIMISTIC_SECONDS_PER_BLOCK <= SAY_HOW_LONG:
         return None
-    seconds = model_seconds(tiling, cores)
+    seconds = measure()
     if seconds <= SAY_HOW_LONG:
         return None
     return f"this run will take about {seconds:.0f} s: the model computes every block on the CPU"
@@ -46,8 +52,7 @@ def model_seconds(tiling: TConv3DBackpropInputTiling, cores: int = 1) -> float:
     if not pieces:
         return 0.0
     piece = max(pieces, key=lambda candidate: (len(candidate.walk(t).kernel_depths), candidate.rows))
-    op = Conv3DBackpropInput(*conv_types(dtype), strict=False,
-                             allow_undocumented=True)
+    op = Conv3DBackpropInput(*conv_types(dtype), strict=False, allow_undocumented=True)
     output = GlobalTensor(np.zeros(t.batch * t.output_sample, dtype))
     op.Init(t)
     op.SetSingleShape(piece.singleShapeM, piece.singleShapeK, piece.singleShapeN)

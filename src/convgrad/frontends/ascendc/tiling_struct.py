@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import struct
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast
@@ -202,6 +203,15 @@ class TConv3DBackpropInputTiling:
         """Rows at the bottom of dX that no row of dY reaches; the last piece leaves them out."""
         return max(0, self.backpropPadDown - self.dilationH * (self.hk - 1))
 
+    def kernel_depths(self, depth: int) -> list[tuple[int, int]]:
+        """Return (kernel depth, dY depth) for each kernel depth that contributes to a depth of dX."""
+        found = []
+        for kd in range(self.dk):
+            position = depth + self.padFront - kd * self.dilationD
+            if position >= 0 and position % self.strideD == 0 and position < self.dout * self.strideD:
+                found.append((kd, position // self.strideD))
+        return found
+
     def memory_use(self) -> dict[str, int]:
         """Return the bytes in use: L0A, L0B (one of their buffers), L0C, and L1 by queue."""
         e = self.element_bytes
@@ -242,7 +252,7 @@ class TConv3DBackpropInputTiling:
             value = getattr(self, f.name)
             low, high = ((0, 2**32 - 1) if index < UINT32_FIELDS else
                          (-2**31, 2**31 - 1) if index < UINT32_FIELDS + INT32_FIELDS else (0, 2**64 - 1))
-            if not isinstance(value, int) or not low <= value <= high:
+            if not hasattr(value, "__index__") or not low <= operator.index(value) <= high:
                 found.append(f"{f.name}={value!r} is not an integer in [{low}, {high}]")
         return found
 
