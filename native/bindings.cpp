@@ -69,7 +69,8 @@ class BoundPlan {
       return;
     }
     const ArrayHead& array = as_array(workspace.ptr(), "workspace");
-    if (array.nd != 1 || array.dimensions[0] < workspace_bytes() || (array.dimensions[0] > 1 && array.strides[0] != 1)) {
+    if (array.nd != 1 || array.dimensions[0] < workspace_bytes() ||
+        (array.dimensions[0] > 1 && array.strides[0] != 1)) {
       const std::string message = "workspace must be a dense 1-D uint8 array of at least " +
                                   std::to_string(workspace_bytes()) + " bytes, got " +
                                   (array.nd == 1 ? std::to_string(array.dimensions[0]) : "another shape");
@@ -93,7 +94,8 @@ class BoundPlan {
 
   // One array of a tuple, checked against its canonical extents; missing leading spatial axes have stride 0.
   static Tensor tensor(nb::handle tuple, Py_ssize_t at, const char* name, const int64_t (&extent)[5], int nd) {
-    if (!PyTuple_Check(tuple.ptr()) || at >= PyTuple_GET_SIZE(tuple.ptr())) expect(tuple, "operands and results", at + 1);
+    if (!PyTuple_Check(tuple.ptr()) || at >= PyTuple_GET_SIZE(tuple.ptr()))
+      expect(tuple, "operands and results", at + 1);
     const ArrayHead& array = as_array(PyTuple_GET_ITEM(tuple.ptr(), at), name);
     bool fits = array.nd == nd;
     Tensor result;

@@ -61,16 +61,17 @@ std::optional<Plan> plan_correlation(const Problem& problem, std::string& why_no
   } else {
     const int64_t bytes = element == Element::f64 ? 8 : element == Element::bf16 ? 2 : 4;
     cycles = correlation->choose_blocking(bytes, problem.max_workspace, minimum);
-    if (cycles < 0 || !finish(plan, problem, correlation->gemm, correlation->weight_bytes, correlation->slot_bytes, cycles)) {
+    const Correlation& c = *correlation;
+    if (cycles < 0 || !finish(plan, problem, c.gemm, c.weight_bytes, c.slot_bytes, cycles)) {
       why_not = too_little(minimum, problem);
       return std::nullopt;
     }
     plan.notes.push_back(correlation->describe());
   }
   switch (element) {
-    case Element::f64: plan.run = [correlation](const Arguments& a) { run_correlation<double>(*correlation, a); }; break;
-    case Element::bf16: plan.run = [correlation](const Arguments& a) { run_correlation<Bf16>(*correlation, a); }; break;
-    default: plan.run = [correlation](const Arguments& a) { run_correlation<float>(*correlation, a); };
+    case Element::f64: plan.run = [=](const Arguments& a) { run_correlation<double>(*correlation, a); }; break;
+    case Element::bf16: plan.run = [=](const Arguments& a) { run_correlation<Bf16>(*correlation, a); }; break;
+    default: plan.run = [=](const Arguments& a) { run_correlation<float>(*correlation, a); };
   }
   return plan;
 }
@@ -89,9 +90,9 @@ std::optional<Plan> plan_weight_gradient(const Problem& problem, std::string& wh
   }
   plan.notes.push_back(gradient->describe());
   switch (element) {
-    case Element::f64: plan.run = [gradient](const Arguments& a) { run_weight_gradient<double>(*gradient, a); }; break;
-    case Element::bf16: plan.run = [gradient](const Arguments& a) { run_weight_gradient<Bf16>(*gradient, a); }; break;
-    default: plan.run = [gradient](const Arguments& a) { run_weight_gradient<float>(*gradient, a); };
+    case Element::f64: plan.run = [=](const Arguments& a) { run_weight_gradient<double>(*gradient, a); }; break;
+    case Element::bf16: plan.run = [=](const Arguments& a) { run_weight_gradient<Bf16>(*gradient, a); }; break;
+    default: plan.run = [=](const Arguments& a) { run_weight_gradient<float>(*gradient, a); };
   }
   return plan;
 }
@@ -104,7 +105,8 @@ std::optional<Plan> plan_dense(const Problem& problem, std::string& why_not) {
     why_not = "has no weight to compute: in_channels=0";
     return std::nullopt;
   }
-  if (problem.wrt == wrt_weight || problem.wrt == (wrt_weight | wrt_bias)) return plan_weight_gradient(problem, why_not);
+  if (problem.wrt == wrt_weight || problem.wrt == (wrt_weight | wrt_bias))
+    return plan_weight_gradient(problem, why_not);
   why_not = "computes the output, the input gradient, or the weight gradient with or without the bias gradient";
   return std::nullopt;
 }

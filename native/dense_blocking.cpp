@@ -95,78 +95,136 @@ Correlation::Correlation(const Problem& asked, const Gemm* kernel) : problem(ask
         }
 }
 
+namespace {
+
+// One candidate: an orientation with a tile, and what follows from them.
+struct Choice {
+  bool rows = true;  // pixels are rows of A
+  int64_t tile[3] = {};
+  BoxLayout box;
+  int64_t block = 0, count = 0;                   // summed channels of a block, blocks
+  int64_t panel = 0, panels = 0, share = 0;       // result channels of a panel, panels, panels of a task
+  int64_t strips = 0, tasks = 0, box_bytes = 0, sums_bytes = 0;
+  int64_t most = 0, unit = 0;                     // pixels of a strip at most, and their grain
+};
+
+class Search {
+ public:
+  Search(const Correlation& correlation, int64_t element_bytes)
+      : c_(correlation), geo_(correlation.problem.geo), gemm_(*correlation.gemm), bytes_(element_bytes),
+        phases_(int64_t(correlation.phases.size())) {
+    const bool forward = c_.problem.wrt & wrt_output;
+    const Strides& from = forward ? c_.problem.x_nominal : c_.problem.y_nominal;
+    const Strides& to = forward ? c_.problem.y_nominal : c_.problem.x_nominal;
+    from_last_ = std::abs(from[axis_c]) < std::abs(from[axis_w]);
+    to_last_ = std::abs(to[axis_c]) < std::abs(to[axis_w]);
+    neighbours_ = forward || geo_.stride[2] == 1;  // pixels of one phase lie side by side
+  }
+
+  int64_t tile_sums() const { return int64_t(gemm_.max_rows) * gemm_.cols * (bytes_ == 8 ? 8 : 4); }
+
+  Choice candidate(bool rows, int64_t d, int64_t h, int64_t w, BoxLayout layout) const {
+    Choice choice;
+    choice.rows = rows;
+    choice.tile[0] = d;
+    choice.tile[1] = h;
+    choice.tile[2] = w;
+    choice.box = std::move(layout);
+    choice.most = rows ? gemm_.max_rows : gemm_.cols;
+    choice.unit = rows ? (choice.most == 32 ? 16 : 1) : gemm_.run_half ? choice.most / 2 : choice.most;
+    const int64_t results = std::max<int64_t>(c_.results, 1);
+    choice.panels = ceil_div(results, rows ? gemm_.cols : gemm_.max_rows);
+    choice.panel = rows ? gemm_.cols : ceil_div(results, choice.panels);
+
+    // As many summed channels as the budget of the box allows, in even blocks.
+    const int64_t positions = choice.box.positions(), all = c_.padded(c_.reduced);
+    const int64_t multiple = std::max<int64_t>(gemm_.k_multiple, 16);
+    const int64_t fitting = std::min(all, box_budget / (positions * bytes_) / multiple * multiple);
+    choice.count = ceil_div(c_.reduced, std::max(fitting, std::min(all, multiple)));
+    choice.block = std::min(all, round_up(ceil_div(c_.reduced, choice.count), multiple));
+    choice.count = ceil_div(c_.reduced, choice.block);
+    choice.box_bytes = positions * row_pitch(choice.block, bytes_) * bytes_;
+
+    // At most so many strips: joined rows, or rows cut where the set of landing taps changes.
+    const int64_t segments = std::min<int64_t>(w, 2 * int64_t(c_.taps[2].offset.size()) + 1);
+    choice.strips = std::max(ceil_div(joined(choice), choice.most), h * (ceil_div(w, choice.most) + segments)) * d;
+
+    // Panels of a task: all, unless sums between channel blocks would take too much, or tasks would be too few.
+    const int64_t tiles = ceil_div(c_.extent[0], d) * ceil_div(c_.extent[1], h) * ceil_div(c_.extent[2], w);
+    choice.tasks = geo_.N * geo_.G * tiles;
+    choice.share = choice.panels;
+    if (choice.count > 1)
+      choice.share = std::clamp(sums_budget / (choice.strips * phases_ * tile_sums()), int64_t(1), choice.share);
+    const int64_t parts = std::max<int64_t>(1, ceil_div(tasks_wanted, choice.tasks));
+    choice.share = std::min(choice.share, std::max<int64_t>(1, choice.panels / parts));
+    choice.sums_bytes = (choice.count > 1 ? 1 + choice.strips * choice.share * phases_ : 1) * tile_sums();
+    return choice;
+  }
+
+  // Bytes for one thread, a little generously.
+  int64_t workspace(const Choice& choice) const {
+    const int64_t channels = round_up(c_.reduced, std::max<int64_t>(gemm_.k_multiple, 16)) + choice.count * 32;
+    return choice.box_bytes + choice.sums_bytes + 4096 +
+           c_.tap_total * choice.panels * choice.panel * geo_.G * channels * bytes_;
+  }
+
+  double cycles(const Choice& choice) const {
+    const double taps = double(c_.tap_total), reduced = double(c_.reduced), phases = double(phases_);
+    const double d = double(choice.tile[0]), h = double(choice.tile[1]), w = double(choice.tile[2]);
+    const double positions = double(choice.box.positions()), repeats = double(ceil_div(choice.panels, choice.share));
+    const int64_t half = gemm_.run_half ? gemm_.cols / 2 : gemm_.cols;
+    const double columns = choice.rows ? double(round_up(c_.results, half))
+                                       : double(choice.panel * choice.panels) + 0.7 * double(choice.panels);
+    const double pixels = d * std::min(strip_cost(choice, joined(choice)), h * strip_cost(choice, choice.tile[2]));
+
+    double tile = pixels * columns * double(c_.padded(c_.reduced)) * taps * 2.0 / gemm_.flops_cycle;
+    tile += double(choice.strips * choice.panels * choice.count) * (call_cycles * phases + tap_cycles * taps);
+    tile += positions * reduced * repeats * (from_last_ == choice.rows ? copy_cycles : transpose_cycles);
+    tile += positions * repeats * line_cycles * (from_last_ ? 1.0 : reduced / double(choice.box.pitch));
+    const bool whole_lines = to_last_ == choice.rows && (choice.rows || neighbours_);
+    tile += d * h * w * double(c_.results) * phases * (whole_lines ? store_cycles : scatter_cycles);
+    tile += double(choice.count - 1) * pixels * columns * sums_cycles;
+    tile += taps * reduced * double(c_.results * bytes_) / 16.0;  // the weight, from L2 or beyond
+    if (choice.box_bytes > box_budget) tile *= 1.0 + 0.1 * double(choice.box_bytes) / double(box_budget);
+    // Tasks that do not share out evenly among four threads wait for each other.
+    const double tasks = double(choice.tasks) * repeats, uneven = std::ceil(tasks / 4) * 4 / std::max(tasks, 1.0);
+    return tile * double(choice.tasks) * (0.75 + 0.25 * uneven);
+  }
+
+ private:
+  static int64_t joined(const Choice& choice) { return (choice.tile[1] - 1) * choice.box.pitch + choice.tile[2]; }
+  static double strip_cost(const Choice& choice, int64_t pixels) {
+    return double(round_up(pixels, choice.unit)) + 0.5 * double(ceil_div(pixels, choice.most) * choice.unit);
+  }
+
+  const Correlation& c_;
+  const Geometry& geo_;
+  const Gemm& gemm_;
+  int64_t bytes_, phases_;
+  bool from_last_, to_last_, neighbours_;
+};
+
+}  // namespace
+
 double Correlation::choose_blocking(int64_t element_bytes, int64_t limit, int64_t& minimum) {
-  const Geometry& geo = problem.geo;
-  const bool forward = problem.wrt & wrt_output;
-  const Strides& from = forward ? problem.x_nominal : problem.y_nominal;
-  const Strides& to = forward ? problem.y_nominal : problem.x_nominal;
-  const bool from_last = std::abs(from[axis_c]) < std::abs(from[axis_w]);
-  const bool to_last = std::abs(to[axis_c]) < std::abs(to[axis_w]);
-  const int64_t sum_bytes = element_bytes == 8 ? 8 : 4, multiple = std::max<int64_t>(gemm->k_multiple, 16);
+  const Search search(*this, element_bytes);
   double best = -1;
+  Choice chosen;
   minimum = INT64_MAX;
-  struct Choice {
-    bool rows;
-    int64_t tile[3], block, panel, panels_block;
-    BoxLayout box;
-    int64_t strips;
-  } chosen{};
-
-  for (bool rows : {true, false}) {
-    const int64_t most = rows ? gemm->max_rows : gemm->cols;
-    const int64_t unit = rows ? (most == 32 ? 16 : 1) : gemm->run_half ? most / 2 : most;
-    const int64_t widest = rows ? gemm->cols : gemm->max_rows;
-    const int64_t panel_count = ceil_div(std::max<int64_t>(results, 1), widest);
-    const int64_t width = rows ? gemm->cols : ceil_div(std::max<int64_t>(results, 1), panel_count);
-    const double columns = rows ? double(round_up(results, gemm->run_half ? widest / 2 : widest))
-                                : double(width * panel_count) + 0.7 * double(panel_count);
-    const double flop = 2.0 / gemm->flops_cycle;
-    for (int64_t w : cuts(extent[2], 24)) {
-      const AxisLayout axis_w = layout_axis(taps[2].step, taps[2].offset, w);
-      for (int64_t h : cuts(extent[1], 1)) {
-        const AxisLayout axis_h = layout_axis(taps[1].step, taps[1].offset, h);
-        for (int64_t d : cuts(extent[0], 1)) {
-          const BoxLayout layout(layout_axis(taps[0].step, taps[0].offset, d), axis_h, axis_w, rows ? 1 : 1);
-          const int64_t positions = layout.positions();
-          int64_t block = std::min(padded(reduced), box_budget / (positions * element_bytes) / multiple * multiple);
-          block = std::max(block, std::min(padded(reduced), multiple));
-          const int64_t count = ceil_div(reduced, block);
-          block = std::min(padded(reduced), round_up(ceil_div(reduced, count), multiple));
-          const int64_t box = positions * row_pitch(block, element_bytes) * element_bytes;
-          const int64_t joined = (h - 1) * layout.pitch + w;
-          const int64_t most_segments = std::min<int64_t>(w, 2 * int64_t(taps[2].offset.size()) + 1);
-          const int64_t strips = std::max(ceil_div(joined, most), h * (ceil_div(w, most) + most_segments)) * d;
-          const int64_t tile_sums = int64_t(gemm->max_rows) * gemm->cols * sum_bytes;
-          int64_t share = panel_count;
-          if (count > 1) share = std::clamp(sums_budget / (strips * int64_t(phases.size()) * tile_sums), int64_t(1), share);
-          const int64_t tiles_all = ceil_div(extent[0], d) * ceil_div(extent[1], h) * ceil_div(extent[2], w);
-          const int64_t tasks_now = geo.N * geo.G * tiles_all;
-          share = std::min(share, std::max<int64_t>(1, panel_count / std::max<int64_t>(1, ceil_div(tasks_wanted, tasks_now))));
-          const int64_t block_count = ceil_div(panel_count, share);
-          const int64_t sums = count > 1 ? (1 + strips * share * int64_t(phases.size())) * tile_sums : tile_sums;
-          const int64_t bytes =
-              box + sums + tap_total * panel_count * width * geo.G * (round_up(reduced, multiple) + count * 32) * element_bytes;
-          minimum = std::min(minimum, bytes + 4096);
-          if (bytes + 4096 > limit) continue;
-
-          auto cost = [&](int64_t n) { return double(round_up(n, unit)) + 0.5 * double(ceil_div(n, most) * unit); };
-          const double pixels = std::min(cost(joined), double(h) * cost(w)) * double(d);
-          double cycles = pixels * columns * double(padded(reduced)) * double(tap_total) * flop;
-          cycles += double(strips * panel_count * count) * (call_cycles * double(phases.size()) + tap_cycles * double(tap_total));
-          cycles += double(positions * reduced * block_count) * (from_last == rows ? copy_cycles : transpose_cycles);
-          cycles += double(positions * block_count) * line_cycles * (from_last ? 1 : double(reduced) / double(layout.pitch));
-          cycles += double(h * w * d * results) * double(phases.size()) *
-                    (to_last == rows && (rows || taps[2].step > 0) && (rows || forward || geo.stride[2] == 1)
-                         ? store_cycles : scatter_cycles);
-          cycles += double(count - 1) * pixels * columns * sums_cycles;
-          cycles += double(tap_total * reduced * results * element_bytes) / 16.0;  // the weight, from L2 or beyond
-          if (box > box_budget) cycles *= 1.0 + double(box) / double(box_budget) * 0.1;
-          const double tasks_all = double(tasks_now * block_count);
-          cycles *= double(tasks_now) * (std::ceil(tasks_all / 4) * 4 / std::max(tasks_all, 1.0) * 0.25 + 0.75);
-          if (best < 0 || cycles < best) {
-            best = cycles;
-            chosen = {rows, {d, h, w}, block, width, share, layout, strips};
-          }
+  for (int64_t w : cuts(extent[2], 24)) {
+    const AxisLayout axis_w = layout_axis(taps[2].step, taps[2].offset, w);
+    for (int64_t h : cuts(extent[1], 1)) {
+      const AxisLayout axis_h = layout_axis(taps[1].step, taps[1].offset, h);
+      for (int64_t d : cuts(extent[0], 1)) {
+        const BoxLayout layout(layout_axis(taps[0].step, taps[0].offset, d), axis_h, axis_w, 1);
+        for (bool rows : {true, false}) {
+          const Choice choice = search.candidate(rows, d, h, w, layout);
+          const int64_t bytes = search.workspace(choice);
+          minimum = std::min(minimum, bytes);
+          const double cycles = bytes > limit ? -1 : search.cycles(choice);
+          if (cycles < 0 || (best >= 0 && cycles >= best)) continue;
+          best = cycles;
+          chosen = choice;
         }
       }
     }
@@ -179,28 +237,28 @@ double Correlation::choose_blocking(int64_t element_bytes, int64_t limit, int64_
   }
   box = chosen.box;
   channel_block = chosen.block;
-  channel_blocks = ceil_div(reduced, channel_block);
+  channel_blocks = chosen.count;
   const auto spaced = [&](int64_t pad) { return pixels_are_rows ? pad : row_pitch(pad, element_bytes); };
-  channel_pad = (channel_blocks - 1) * spaced(channel_block) + spaced(padded(reduced - (channel_blocks - 1) * channel_block));
+  const int64_t last_block = reduced - (channel_blocks - 1) * channel_block;
+  channel_pad = (channel_blocks - 1) * spaced(channel_block) + spaced(padded(last_block));
   panel = chosen.panel;
-  panels = ceil_div(results, panel);
-  panels_block = chosen.panels_block;
+  panels = chosen.panels;
+  panels_block = chosen.share;
   blocks = ceil_div(panels, panels_block);
-  const int64_t tile_sums = int64_t(gemm->max_rows) * gemm->cols * sum_bytes;
-  weight_bytes = round_up(geo.G * channel_pad * tap_total * panels * panel * element_bytes, 64) + 256;
-  box_bytes = round_up(box.positions() * row_pitch(channel_block, element_bytes) * element_bytes + gemm->cols * 2 * element_bytes, 64);
-  sums_bytes = channel_blocks > 1 ? (1 + chosen.strips * panels_block * int64_t(phases.size())) * tile_sums : tile_sums;
+  weight_bytes = round_up(problem.geo.G * channel_pad * tap_total * panels * panel * element_bytes + 256, 64);
+  box_bytes = round_up(chosen.box_bytes + 2 * gemm->cols * element_bytes, 64);
+  sums_bytes = chosen.sums_bytes;
   slot_bytes = box_bytes + sums_bytes;
-  weight_bytes = round_up(weight_bytes, 64);
-  return best + double(geo.G * reduced * results * tap_total) * 1.5;
+  return best + double(problem.geo.G * reduced * results * tap_total) * 1.5;
 }
 
 std::string Correlation::describe() const {
   char text[400];
   std::snprintf(text, sizeof text,
-                "%s; %zu phase%s, %lld taps; tile %lldx%lldx%lld pixels (%lld tiles), box %lld positions x %lld of %lld "
-                "channels, %lld panels of %lld result channels in %lld blocks; %lld tasks",
-                pixels_are_rows ? "pixels are rows" : "pixels are columns", phases.size(), phases.size() == 1 ? "" : "s",
+                "%s; %zu phase%s, %lld taps; tile %lldx%lldx%lld pixels (%lld tiles), box %lld positions x %lld of "
+                "%lld channels, %lld panels of %lld result channels in %lld blocks; %lld tasks",
+                pixels_are_rows ? "pixels are rows" : "pixels are columns", phases.size(),
+                phases.size() == 1 ? "" : "s",
                 (long long)tap_total, (long long)tile[0], (long long)tile[1], (long long)tile[2],
                 (long long)(tiles[0] * tiles[1] * tiles[2]), (long long)box.positions(), (long long)channel_block,
                 (long long)reduced, (long long)panels, (long long)panel, (long long)blocks, (long long)tasks());

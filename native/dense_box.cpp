@@ -72,8 +72,10 @@ int64_t place(Arrange arrange, int64_t position, int64_t pitch) {
 // Starts to bring the row of pixels that lies `distance` bytes further into the cache, channels last.
 void fetch_row(const Matrix& matrix, int64_t distance) {
   const int64_t bytes = matrix.channels * std::abs(matrix.channel_stride);
-  for (int64_t p = matrix.first; p < matrix.last; ++p)
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(matrix.data + p * matrix.position_stride + distance + at);
+  for (int64_t p = matrix.first; p < matrix.last; ++p) {
+    const char* pixel = matrix.data + p * matrix.position_stride + distance;
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(pixel + at);
+  }
 }
 
 // The rows of the box one after the other, for some of the channels.
@@ -86,16 +88,17 @@ void pack_rows(const Packer<T>& packer, const Source& source, const BoxLayout& l
   for (const AxisRun& run_w : axis_w.runs) {
     const int64_t start_w = o0[2] * axis_w.step + run_w.start;
     const Range valid = landing(0, run_w.length, axis_w.step, start_w, source.size[2]);
-    const bool one_row = axis_h.runs.size() == 1 && axis_h.step == 1 && valid.first == 0 && valid.last == layout.pitch &&
-                         source.stride[1] == layout.pitch * source.stride[2] && axis_w.step == 1;
+    const bool one_row = axis_h.runs.size() == 1 && axis_h.step == 1 && axis_w.step == 1 && valid.first == 0 &&
+                         valid.last == layout.pitch && source.stride[1] == layout.pitch * source.stride[2];
     for (const AxisRun& run_d : axis_d.runs)
       for (int64_t i = 0; i < run_d.length; ++i) {
         const int64_t d = (o0[0] + i) * axis_d.step + run_d.start;
         if (one_row) {  // rows that follow each other in memory are one long row
           const int64_t start_h = o0[1] + axis_h.runs[0].start, rows = axis_h.runs[0].length;
-          const Range inside = d >= 0 && d < source.size[0] ? landing(0, rows, 1, start_h, source.size[1]) : Range{0, 0};
-          const Matrix matrix{source.data + d * source.stride[0] + start_h * source.stride[1] + start_w * source.stride[2],
-                              source.stride[2], source.channel_stride, rows * layout.pitch,
+          const bool in_d = d >= 0 && d < source.size[0];
+          const Range inside = in_d ? landing(0, rows, 1, start_h, source.size[1]) : Range{0, 0};
+          const int64_t at = d * source.stride[0] + start_h * source.stride[1] + start_w * source.stride[2];
+          const Matrix matrix{source.data + at, source.stride[2], source.channel_stride, rows * layout.pitch,
                               inside.first * layout.pitch, inside.last * layout.pitch, source.channels,
                               source.channels_padded};
           packer(matrix, arrange, dst + place<T>(arrange, row * layout.pitch, pitch), pitch);
@@ -113,7 +116,8 @@ void pack_rows(const Packer<T>& packer, const Source& source, const BoxLayout& l
               matrix.first = valid.first;
               matrix.last = valid.last;
             }
-            if (inside && channels_last && h + axis_h.step < source.size[1]) fetch_row(matrix, axis_h.step * source.stride[1]);
+            if (inside && channels_last && h + axis_h.step < source.size[1])
+              fetch_row(matrix, axis_h.step * source.stride[1]);
             packer(matrix, arrange, dst + place<T>(arrange, row * layout.pitch, pitch), pitch);
           }
       }

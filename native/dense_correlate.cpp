@@ -53,7 +53,8 @@ class TileTask {
       view.data = first_channel + block * plan_.channel_block * view.channel_stride;
       view.channels = run_.block_channels(block);
       view.channels_padded = run_.block_pad(block);
-      box_pitch_ = plan_.pixels_are_rows ? row_pitch(view.channels_padded, sizeof(T)) : plan_.box.positions() * Packed<T>::pair;
+      box_pitch_ = plan_.pixels_are_rows ? row_pitch(view.channels_padded, sizeof(T))
+                                         : plan_.box.positions() * Packed<T>::pair;
       if (direct) {
         read_directly(view);
       } else {
@@ -216,7 +217,8 @@ class TileTask {
     const double fixed = plan_.pixels_are_rows && unit == 1 ? 0.6 : 0.04 * double(most);
     auto cost = [&](int64_t count, const TapRange& h, const TapRange& w) {
       // Fewer than four rows of sums wait for each other's results.
-      return (double(std::max<int64_t>(round_up(count, unit), 4)) + double(ceil_div(count, most)) * fixed) * (h.last - h.first) * (w.last - w.first);
+      const double rows = double(std::max<int64_t>(round_up(count, unit), 4)) + double(ceil_div(count, most)) * fixed;
+      return rows * (h.last - h.first) * (w.last - w.first);
     };
     strips_.clear();
     tap_lists_.clear();

@@ -61,8 +61,10 @@ class Packer {
 
  private:
   struct Lines;
-  void read(const char* src, int64_t line_stride, int64_t stride, int64_t lines, int64_t n, T* dst, int64_t pitch) const;
-  void read_block(const Lines& lines, int64_t line, int64_t count, int64_t from, int64_t n, T* dst, int64_t pitch) const;
+  void read(const char* src, int64_t line_stride, int64_t stride, int64_t lines, int64_t n, T* dst,
+            int64_t pitch) const;
+  void read_block(const Lines& lines, int64_t line, int64_t count, int64_t from, int64_t n, T* dst,
+                  int64_t pitch) const;
   void pack_same(const Lines& lines, T* dst, int64_t pitch) const;
   void pack_pairs(const Lines& lines, T* dst, int64_t pitch) const;
   void pack_transposed(const Lines& lines, T* dst, int64_t pitch) const;

@@ -31,7 +31,8 @@ struct Run {
   int64_t weight_at(int64_t group, int64_t block, const Phase& phase, int64_t panel) const {
     const int64_t row = plan.tap_total * plan.panels * plan.panel;  // elements per summed channel
     const int64_t before = group * plan.channel_pad + block * weight_pad(plan.channel_block);
-    return before * row + weight_pad(block_pad(block)) * (phase.tap_base * plan.panels + panel * phase.tap_count) * plan.panel;
+    const int64_t taps = phase.tap_base * plan.panels + panel * phase.tap_count;
+    return before * row + weight_pad(block_pad(block)) * taps * plan.panel;
   }
   int64_t block_channels(int64_t block) const {
     return std::min(plan.channel_block, plan.reduced - block * plan.channel_block);

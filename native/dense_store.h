@@ -16,7 +16,8 @@ class Store {
   using Sum = std::conditional_t<wide, double, float>;
 
  public:
-  Store(const Isa& isa, Dtype dtype) : isa_(isa), encode_(isa.encode_block[int(dtype)]), encode64_(isa.encode64[int(dtype)]) {}
+  Store(const Isa& isa, Dtype dtype)
+      : isa_(isa), encode_(isa.encode_block[int(dtype)]), encode64_(isa.encode64[int(dtype)]) {}
 
   // Element (r, c) of sums[r*pitch + c] goes to dst + r*row_stride + c*column_stride (bytes).
   bool operator()(const Sum* sums, int64_t pitch, int64_t rows, int64_t columns, char* dst, int64_t row_stride,

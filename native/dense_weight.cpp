@@ -14,8 +14,8 @@
 namespace convgrad {
 namespace {
 
-// Sums [tap][c][k] to the result by its strides. Lines of the result run along its densest axis: k (HWIO), or for each k
-// the channels of a tap (OHWI), or channels and taps together (OIHW), which takes a transposition.
+// Sums [tap][c][k] to the result by its strides. Lines of the result run along its densest axis: k (HWIO), or for each
+// k the channels of a tap (OHWI), or channels and taps together (OIHW), which takes a transposition.
 template <typename T>
 void store_weight(const WeightGradient& plan, const typename Packed<T>::Sum* sums, int64_t in_count, int64_t out_count,
                   char* base, const Tensor& w) {
@@ -144,7 +144,8 @@ class SliceTask {
             const std::array<int64_t, 3> tap = {td, th, tw};
             AxisLayout axes[3];
             for (int axis = 0; axis < 3; ++axis)
-              axes[axis] = layout_axis(geo_.stride[axis], {plan_.offsets[axis][size_t(tap[size_t(axis)])]}, length_[axis]);
+              axes[axis] =
+                  layout_axis(geo_.stride[axis], {plan_.offsets[axis][size_t(tap[size_t(axis)])]}, length_[axis]);
             pack_and_multiply(BoxLayout(axes[0], axes[1], axes[2], plan_.gemm->k_multiple), false, &tap);
           }
     }
@@ -176,7 +177,8 @@ class SliceTask {
     const int64_t size = size_of(plan_.problem.dtype);
     prefetch_.clear();
     for (int64_t i = 0; i < images_; ++i) {
-      Region in{x.data + (first_image_ + i) * x.stride[axis_n] + (group_ * geo_.group_in() + in_first_) * x.stride[axis_c],
+      Region in{x.data + (first_image_ + i) * x.stride[axis_n] +
+                    (group_ * geo_.group_in() + in_first_) * x.stride[axis_c],
                 x.stride[axis_c], {x.stride[axis_d], x.stride[axis_h], x.stride[axis_w]}, in_count_, {}, {}, size};
       Region out{y.data + (first_image_ + i) * y.stride[axis_n] +
                      (group_ * geo_.group_out() + out_first_) * y.stride[axis_c],
@@ -348,7 +350,8 @@ class SliceTask {
     double* total = reinterpret_cast<double*>(arguments_.workspace + plan_.partial_bytes) + slice_ * geo_.K +
                     group_ * geo_.group_out() + out_first_;
     std::fill(total, total + out_count_, 0.0);
-    for (int64_t chunk = plan_.chunks * slice_ / plan_.slices; chunk < plan_.chunks * (slice_ + 1) / plan_.slices; ++chunk) {
+    const int64_t last = plan_.chunks * (slice_ + 1) / plan_.slices;
+    for (int64_t chunk = plan_.chunks * slice_ / plan_.slices; chunk < last; ++chunk) {
       place_chunk(chunk);
       for (int64_t i = 0; i < images_; ++i) {
         BiasPart part{first_image_ + i, group_ * geo_.group_out() + out_first_, out_count_, {}, {}};

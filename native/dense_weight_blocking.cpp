@@ -46,103 +46,179 @@ WeightGradient::WeightGradient(const Problem& asked, const Gemm* kernel) : probl
       offsets[axis].push_back(k * problem.geo.dilation[axis] - problem.geo.pad[axis]);
 }
 
+namespace {
+
+// One candidate: a tile, images joined, blocks of channels, and what follows from them.
+struct Choice {
+  int64_t tile[3] = {};
+  BoxLayout box;
+  int64_t images = 1, in = 0, out = 0;
+  bool joined = false;               // the rows of a plane are summed without a break
+  double plane_rows = 0;             // length of the sums over one plane, with what starting them costs
+  int64_t in_blocks = 0, out_blocks = 0, blocks = 0, chunks = 0, slices = 1;
+  int64_t box_bytes = 0, dy_bytes = 0, sums_bytes = 0, partial_bytes = 0;
+};
+
+class Search {
+ public:
+  Search(const WeightGradient& gradient, int64_t element_bytes, int64_t limit)
+      : g_(gradient), geo_(gradient.problem.geo), gemm_(*gradient.gemm), bytes_(element_bytes), limit_(limit),
+        sum_bytes_(element_bytes == 8 ? 8 : 4) {
+    x_last_ = std::abs(g_.problem.x_nominal[axis_c]) < std::abs(g_.problem.x_nominal[axis_w]);
+    y_last_ = std::abs(g_.problem.y_nominal[axis_c]) < std::abs(g_.problem.y_nominal[axis_w]);
+  }
+
+  // What depends on the tile alone.
+  Choice with_tile(int64_t d, int64_t h, int64_t w, BoxLayout layout) const {
+    Choice choice;
+    choice.tile[0] = d;
+    choice.tile[1] = h;
+    choice.tile[2] = w;
+    choice.box = std::move(layout);
+    const int64_t by_rows = h * round_up(w, gemm_.k_multiple);
+    const int64_t by_plane = round_up(h * choice.box.pitch, gemm_.k_multiple);
+    const double rows_cost = double(by_rows) + double(h) * entry_cycles / 28;
+    const double plane_cost = double(by_plane) + entry_cycles / 28;
+    choice.joined = plane_cost < rows_cost;
+    choice.plane_rows = std::min(rows_cost, plane_cost);
+    return choice;
+  }
+
+  void set_blocks(Choice& choice, int64_t images, int64_t in, int64_t out) const {
+    const int64_t d = choice.tile[0], h = choice.tile[1], w = choice.tile[2], multiple = gemm_.k_multiple;
+    choice.images = images;
+    choice.in = in;
+    choice.out = out;
+    choice.in_blocks = ceil_div(geo_.group_in(), in);
+    choice.out_blocks = ceil_div(geo_.group_out(), out);
+    choice.blocks = geo_.G * choice.in_blocks * choice.out_blocks;
+    choice.chunks = ceil_div(geo_.N, images) * ceil_div(geo_.out[0], d) * ceil_div(geo_.out[1], h) *
+                    ceil_div(geo_.out[2], w);
+    // Room for the box and dy also as the careful way packs them: every row rounded up.
+    const int64_t rows = round_up(h * round_up(w, multiple), multiple);
+    const int64_t plane = choice.joined ? round_up(h * choice.box.pitch, multiple) : 0;
+    const int64_t positions = std::max(choice.box.positions(), d * h * round_up(w, multiple));
+    const int64_t pitch = row_pitch(round_up(images * positions, 2), bytes_);
+    const int64_t slack = 2 * (multiple + choice.box.pitch) * bytes_;
+    choice.box_bytes = round_up(in * pitch * bytes_ + in * 64 + slack, 64);
+    choice.dy_bytes = round_up(images * d * std::max(rows, plane) * round_up(out, gemm_.cols) * bytes_, 64);
+    choice.sums_bytes = round_up(geo_.taps() * in * round_up(out, gemm_.cols) * sum_bytes_, 64);
+    // Slices of the reduction, so that there are enough tasks, as far as their partial sums find room.
+    choice.slices = std::clamp(ceil_div(tasks_wanted, choice.blocks), int64_t(1), choice.chunks);
+    const int64_t room = std::min(partial_budget, limit_);
+    while (choice.slices > 1 && choice.blocks * choice.slices * choice.sums_bytes > room) choice.slices /= 2;
+    choice.partial_bytes = choice.slices > 1 ? choice.blocks * choice.slices * choice.sums_bytes : 0;
+  }
+
+  int64_t bias_bytes(int64_t slices) const { return g_.problem.wrt & wrt_bias ? slices * geo_.K * 8 : 0; }
+  int64_t slot_bytes(const Choice& choice) const {
+    return choice.box_bytes + choice.dy_bytes + (choice.slices > 1 ? 0 : choice.sums_bytes);
+  }
+  // Bytes for one thread, and for one thread without slices.
+  int64_t workspace(const Choice& choice) const {
+    return choice.partial_bytes + bias_bytes(choice.slices) + slot_bytes(choice) + 4096;
+  }
+  int64_t least(const Choice& choice) const {
+    return choice.box_bytes + choice.dy_bytes + choice.sums_bytes + bias_bytes(1) + 4096;
+  }
+
+  double cycles(const Choice& choice) const {
+    const int64_t panels = ceil_div(choice.in, gemm_.max_rows), rows = ceil_div(choice.in, panels);
+    const int64_t out_panels = ceil_div(choice.out, gemm_.cols);
+    const double taps = double(geo_.taps()), images = double(choice.images), in = double(choice.in);
+    const double out = double(choice.out), positions = images * double(choice.box.positions());
+    const double pixels = images * double(choice.tile[0] * choice.tile[1] * choice.tile[2]);
+    const double all_rows = double(panels) * (gemm_.max_rows == 32 ? double(round_up(rows, 16)) : double(rows) + 0.7);
+    const double columns = double(round_up(choice.out, gemm_.run_half ? gemm_.cols / 2 : gemm_.cols));
+
+    double chunk = choice.plane_rows * double(choice.tile[0]) * images * all_rows * columns * taps * 2.0 /
+                   gemm_.flops_cycle;
+    chunk += double(panels * out_panels) * taps * call_cycles;
+    chunk += positions * in * (x_last_ ? transpose_cycles : copy_cycles);
+    chunk += pixels * out * (y_last_ ? copy_cycles : transpose_cycles);
+    chunk += positions * line_cycles * (x_last_ ? 1.0 : in / double(choice.box.pitch));
+    chunk += pixels * line_cycles * (y_last_ ? double(out_panels) : out / double(choice.tile[2]));
+    chunk += taps * in * columns * (choice.sums_bytes > (512 << 10) ? far_sums_cycles : sums_cycles);
+    const double box_share = double(choice.box_bytes) / double(box_budget);
+    const double dy_share = double(choice.dy_bytes) / double(dy_budget);
+    if (box_share > 1 || dy_share > 1) chunk *= 1.0 + 0.15 * (box_share + dy_share);
+    // Tasks that do not share out evenly among four threads wait for each other.
+    const double tasks = double(choice.blocks * choice.slices), uneven = std::ceil(tasks / 4) * 4 / tasks;
+    const double partial = double(choice.partial_bytes / sum_bytes_) * 0.5;
+    return (chunk * double(choice.blocks * choice.chunks) + partial) * (0.75 + 0.25 * uneven);
+  }
+
+ private:
+  const WeightGradient& g_;
+  const Geometry& geo_;
+  const Gemm& gemm_;
+  int64_t bytes_, limit_, sum_bytes_;
+  bool x_last_, y_last_;
+};
+
+}  // namespace
+
 double WeightGradient::choose_blocking(int64_t element_bytes, int64_t limit, int64_t& minimum) {
   const Geometry& geo = problem.geo;
-  const bool x_last = std::abs(problem.x_nominal[axis_c]) < std::abs(problem.x_nominal[axis_w]);
-  const bool y_last = std::abs(problem.y_nominal[axis_c]) < std::abs(problem.y_nominal[axis_w]);
-  const int64_t sum_bytes = element_bytes == 8 ? 8 : 4, taps = geo.taps(), multiple = gemm->k_multiple;
-  const double flop = 2.0 / gemm->flops_cycle;
-  const int64_t bias = problem.wrt & wrt_bias ? geo.K * 8 : 0;
+  const Search search(*this, element_bytes, limit);
+  const std::vector<int64_t> ins = channel_blocks(geo.group_in(), 1, 48);
+  const std::vector<int64_t> outs = channel_blocks(geo.group_out(), gemm->cols, 64);
   double best = -1;
+  Choice chosen;
   minimum = INT64_MAX;
-  auto unit_rows = [&](int64_t rows) { return gemm->max_rows == 32 ? double(round_up(rows, 16)) : double(rows) + 0.7; };
-
+  auto consider = [&](const Choice& choice) {
+    minimum = std::min(minimum, search.least(choice));
+    const double cycles = search.workspace(choice) > limit ? -1 : search.cycles(choice);
+    if (cycles < 0 || (best >= 0 && cycles >= best)) return;
+    best = cycles;
+    chosen = choice;
+  };
   for (int64_t w : cuts(geo.out[2], 24)) {
     const AxisLayout axis_w = layout_axis(geo.stride[2], offsets[2], w);
     for (int64_t h : cuts(geo.out[1], 1)) {
       const AxisLayout axis_h = layout_axis(geo.stride[1], offsets[1], h);
       for (int64_t d : cuts(geo.out[0], 1)) {
-        const BoxLayout layout(layout_axis(geo.stride[0], offsets[0], d), axis_h, axis_w, std::min<int64_t>(multiple, 2));
-        const int64_t positions = layout.positions();
-        const int64_t by_rows = h * round_up(w, multiple), by_plane = round_up(h * layout.pitch, multiple);
-        const double rows_cost = double(by_rows) + double(h) * entry_cycles / 28, plane_cost = double(by_plane) + entry_cycles / 28;
-        const bool joined = plane_cost < rows_cost;
-        const int64_t dy_rows = round_up(by_rows, multiple);
-        const int64_t dy_room = d * std::max(dy_rows, joined ? by_plane : 0);
-        const int64_t box_room = std::max(positions, d * h * round_up(w, multiple));
+        const AxisLayout axis_d = layout_axis(geo.stride[0], offsets[0], d);
+        Choice choice = search.with_tile(d, h, w, BoxLayout(axis_d, axis_h, axis_w, std::min(gemm->k_multiple, 2)));
         const bool whole = w == geo.out[2] && h == geo.out[1] && d == geo.out[0];
-        for (int64_t joined_images = 1; joined_images <= (whole ? std::min<int64_t>(geo.N, 16) : 1); joined_images *= 2)
-          for (int64_t in : channel_blocks(geo.group_in(), 1, 48))
-            for (int64_t out : channel_blocks(geo.group_out(), gemm->cols, 64)) {
-              const int64_t out_pad = round_up(out, gemm->cols);
-              const int64_t box_size = round_up(in * row_pitch(round_up(joined_images * box_room, 2), element_bytes) * element_bytes + in * 64 +
-                                                2 * (multiple + layout.pitch) * element_bytes, 64);
-              const int64_t dy_size = round_up(joined_images * dy_room * out_pad * element_bytes, 64);
-              const int64_t sums = round_up(taps * in * out_pad * sum_bytes, 64);
-              const int64_t in_count = ceil_div(geo.group_in(), in), out_count = ceil_div(geo.group_out(), out);
-              const int64_t block_count = geo.G * in_count * out_count;
-              const int64_t chunk_count = ceil_div(geo.N, joined_images) * ceil_div(geo.out[0], d) *
-                                          ceil_div(geo.out[1], h) * ceil_div(geo.out[2], w);
-              int64_t cut = std::clamp(ceil_div(tasks_wanted, block_count), int64_t(1), chunk_count);
-              while (cut > 1 && block_count * cut * sums > std::min(partial_budget, limit)) cut = cut / 2;
-              const int64_t partial = cut > 1 ? block_count * cut * sums : 0;
-              const int64_t bytes = partial + cut * bias + box_size + dy_size + (cut > 1 ? 0 : sums) + 4096;
-              minimum = std::min(minimum, box_size + dy_size + sums + bias + 4096);
-              if (bytes > limit) continue;
-
-              const double columns = double(gemm->run_half ? round_up(out, gemm->cols / 2) : out_pad);
-              const int64_t panels = ceil_div(in, gemm->max_rows), row_count = ceil_div(in, panels);
-              const double rows = double(panels) * unit_rows(row_count);
-              const double length = std::min(rows_cost, plane_cost) * double(d * joined_images);
-              double cycles = length * rows * columns * double(taps) * flop;
-              cycles += double(panels * ceil_div(out, gemm->cols) * taps) * call_cycles;
-              cycles += double(joined_images * positions * in) * (x_last ? transpose_cycles : copy_cycles);
-              cycles += double(joined_images * d * h * w * out) * (y_last ? copy_cycles : transpose_cycles);
-              cycles += double(joined_images * positions) * line_cycles * (x_last ? 1 : double(in) / double(layout.pitch));
-              cycles += double(joined_images * d * h * w) * line_cycles * (y_last ? double(ceil_div(out, gemm->cols)) : double(out) / double(w));
-              cycles += double(taps * in) * columns * (sums > (512 << 10) ? far_sums_cycles : sums_cycles);
-              if (box_size > box_budget || dy_size > dy_budget)
-                cycles *= 1.0 + 0.15 * (double(box_size) / double(box_budget) + double(dy_size) / double(dy_budget));
-              cycles *= double(block_count * chunk_count);
-              cycles += double(partial / sum_bytes) * 0.5;
-              const double tasks = double(block_count * cut);
-              cycles *= std::ceil(tasks / 4) * 4 / tasks * 0.25 + 0.75;
-              if (best < 0 || cycles < best) {
-                best = cycles;
-                const int64_t sizes[3] = {d, h, w};
-                for (int axis = 0; axis < 3; ++axis) {
-                  tile[axis] = sizes[axis];
-                  tiles[axis] = ceil_div(geo.out[axis], sizes[axis]);
-                }
-                images = joined_images;
-                box = layout;
-                joined_rows = joined;
-                in_block = in;
-                in_blocks = in_count;
-                row_panel = row_count;
-                out_block = out;
-                out_blocks = out_count;
-                slices = cut;
-                chunks = chunk_count;
-                box_bytes = box_size;
-                dy_bytes = dy_size;
-                sums_bytes = sums;
-                partial_bytes = partial;
-                bias_bytes = round_up(cut * bias, 64);
-                slot_bytes = box_size + dy_size + (cut > 1 ? 0 : sums);
-              }
+        for (int64_t joined = 1; joined <= (whole ? std::min<int64_t>(geo.N, 16) : 1); joined *= 2)
+          for (int64_t in : ins)
+            for (int64_t out : outs) {
+              search.set_blocks(choice, joined, in, out);
+              consider(choice);
             }
       }
     }
   }
+  if (best < 0) return -1;
+  for (int axis = 0; axis < 3; ++axis) {
+    tile[axis] = chosen.tile[axis];
+    tiles[axis] = ceil_div(geo.out[axis], tile[axis]);
+  }
+  images = chosen.images;
+  box = chosen.box;
+  joined_rows = chosen.joined;
+  in_block = chosen.in;
+  in_blocks = chosen.in_blocks;
+  row_panel = ceil_div(in_block, ceil_div(in_block, gemm->max_rows));
+  out_block = chosen.out;
+  out_blocks = chosen.out_blocks;
+  slices = chosen.slices;
+  chunks = chosen.chunks;
+  box_bytes = chosen.box_bytes;
+  dy_bytes = chosen.dy_bytes;
+  sums_bytes = chosen.sums_bytes;
+  partial_bytes = chosen.partial_bytes;
+  bias_bytes = round_up(search.bias_bytes(slices), 64);
+  slot_bytes = search.slot_bytes(chosen);
   return best;
 }
 
 std::string WeightGradient::describe() const {
   char text[400];
   std::snprintf(text, sizeof text,
-                "tile %lldx%lldx%lld pixels x %lld images (%lld chunks in %lld slices), %s; box %lld positions x %lld of "
-                "%lld channels, %lld of %lld result channels; %lld blocks",
+                "tile %lldx%lldx%lld pixels x %lld images (%lld chunks in %lld slices), %s; box %lld positions x "
+                "%lld of %lld channels, %lld of %lld result channels; %lld blocks",
                 (long long)tile[0], (long long)tile[1], (long long)tile[2], (long long)images, (long long)chunks,
                 (long long)slices, joined_rows ? "rows joined" : "row by row", (long long)box.positions(),
                 (long long)in_block, (long long)problem.geo.group_in(), (long long)out_block,

@@ -95,11 +95,12 @@ inline __m512 load_vector(F16, const char* src, __mmask16 mask) {
 
 template <typename Format>
 inline void decode_dense(const char* src, int64_t n, float* dst) {
+  constexpr int64_t size = sizeof(typename Format::Bits);
   int64_t i = 0;
-  for (; i + 16 <= n; i += 16) _mm512_storeu_ps(dst + i, load_vector(Format{}, src + i * sizeof(typename Format::Bits), 0xffff));
+  for (; i + 16 <= n; i += 16) _mm512_storeu_ps(dst + i, load_vector(Format{}, src + i * size, 0xffff));
   if (i < n) {
     const __mmask16 mask = __mmask16((1u << (n - i)) - 1);
-    _mm512_mask_storeu_ps(dst + i, mask, load_vector(Format{}, src + i * sizeof(typename Format::Bits), mask));
+    _mm512_mask_storeu_ps(dst + i, mask, load_vector(Format{}, src + i * size, mask));
   }
 }
 #else

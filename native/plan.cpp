@@ -113,7 +113,8 @@ Plan choose_plan(const Problem& problem) {
       continue;
     }
     char text[120];
-    std::snprintf(text, sizeof text, "%s: %s, %.4g ms estimated on one thread", family.name, plan->kernel.c_str(), plan->seconds * 1e3);
+    std::snprintf(text, sizeof text, "%s: %s, %.4g ms estimated on one thread", family.name, plan->kernel.c_str(),
+                  plan->seconds * 1e3);
     asked.push_back(text);
     if (preferred && !std::strcmp(preferred, family.name)) plan->seconds = 0;
     if (!best || plan->seconds < clear_gain * best->seconds) {
