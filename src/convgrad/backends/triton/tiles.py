@@ -1,0 +1,151 @@
+"""Which tile: a cost model that picks one without measuring, printable, so that `explain` can show its reasons."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .geometry import Geometry
+from .launch import power_of_two
+
+# The model is written for one chip and used on all: results must not depend on which machine chose the tile.
+MULTIPROCESSORS = 132
+SHARED_BYTES = 220 * 1024  # of a multiprocessor, less what the compiler keeps for itself
+WORKSPACE_FLOOR = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class GatherTile:
+    """Tile of the output and input-gradient kernel: rows x columns, TS taps x CB channels per step, GP groups."""
+
+    BM: int
+    BN: int
+    CB: int
+    TS: int
+    GP: int
+    PACK: bool
+    warps: int
+    stages: int
+
+    def constants(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name.isupper()}
+
+    def __str__(self) -> str:
+        groups = f", {self.GP} groups" if self.GP > 1 else ""
+        return (f"{self.BM}x{self.BN} tile, {self.TS}x{self.CB} (taps x channels) a step{groups}"
+                f"{', phases packed' if self.PACK else ''}, {self.warps} warps, {self.stages} stages")
+
+
+@dataclass(frozen=True)
+class WeightTile:
+    """Tile of the weight-gradient kernel: BK output channels x (TS taps x CB channels), BP pixels a step."""
+
+    BK: int
+    CB: int
+    TS: int
+    BP: int
+    GP: int
+    SWAP: bool
+    SPLITS: int
+    warps: int
+    stages: int
+
+    def constants(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name.isupper()}
+
+    def __str__(self) -> str:
+        groups = f", {self.GP} groups" if self.GP > 1 else ""
+        return (f"{self.BK} x ({self.TS}x{self.CB}) tile, {self.BP} pixels a step, {self.SPLITS} runs of pixels"
+                f"{groups}{', swapped' if self.SWAP else ''}, {self.warps} warps, {self.stages} stages")
+
+
+def groups_per_tile(geo: Geometry) -> int:
+    """How many small groups share a tile: enough for 32 channels of both kinds, as a divisor of the group count."""
+    widest = max(geo.group_in, geo.group_out)
+    best = 1
+    for count in range(1, geo.groups + 1):
+        if count * widest > 32:
+            break
+        if geo.groups % count == 0:
+            best = count
+    return best
+
+
+def choose_gather(geo: Geometry, is_input: bool, itemsize: int) -> GatherTile:
+    """Pick the tile with the lowest estimated time for the output (or the input gradient)."""
+    gp = groups_per_tile(geo)
+    red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
+    pack = is_input and gp == 1 and geo.groups == 1 and geo.phases > 1 and pays_to_pack(geo)
+    slots = math.prod(geo.span) if pack else geo.taps if not is_input else \
+        math.prod(-(-k // (s // g)) for k, s, g in zip(geo.kernel, geo.stride, geo.common))
+    columns = col * gp * (geo.phases if pack else 1)
+    rows = geo.batch * math.prod(geo.phase_positions if is_input else geo.y)
+    launches = (1 if pack or not is_input else geo.phases) * (geo.groups // gp)
+    depth = red * gp
+    widest_step = 128 // itemsize  # elements of one row of a shared-memory swizzle
+    cb = max(min(power_of_two(depth), widest_step), 16 if slots == 1 else 1)
+    if depth > cb and depth % cb and depth % (cb // 2) == 0 and cb > 32:
+        cb //= 2
+    ts = 1 if cb * 2 > widest_step else min(widest_step // cb, power_of_two(slots))
+    while ts * cb < 16:
+        cb *= 2
+    bn = cheapest_width(columns)
+    bm = 128 if bn > 64 else 256 if bn <= 32 and ts == 1 else 128
+    while bm > 32 and -(-rows // bm) * -(-columns // bn) * launches < MULTIPROCESSORS:
+        if bn > 64 and bm == 64:
+            bn //= 2
+        else:
+            bm //= 2
+    warps = 8 if bm * bn >= 128 * 128 else 4
+    stages = stages_for((bm + bn) * cb * ts * itemsize)
+    return GatherTile(bm, bn, cb, ts, gp, pack, warps, stages)
+
+
+def pays_to_pack(geo: Geometry) -> bool:
+    """Packing phases as columns multiplies by some zeros; it pays when one phase alone leaves a tile mostly empty."""
+    zeros = math.prod(geo.span) * geo.phases / geo.taps
+    alone = max(16, geo.group_in) / geo.group_in
+    return zeros < alone and geo.group_in < 32 or (zeros == 1 and geo.group_in < 64)
+
+
+def cheapest_width(columns: int) -> int:
+    """Width of a tile by wasted columns against the speed of narrow tiles."""
+    speed = {16: 0.25, 32: 0.45, 64: 0.75, 128: 1.0, 256: 1.02}
+    return min(speed, key=lambda width: -(-columns // width) * width / speed[width])
+
+
+def stages_for(step_bytes: int, most: int = 4) -> int:
+    return max(1, min(most, SHARED_BYTES // max(1, step_bytes)))
+
+
+def choose_weight(geo: Geometry, itemsize: int, max_workspace: int | None) -> WeightTile:
+    """Pick the tile for the weight gradient, and into how many runs the pixels are split."""
+    gp = groups_per_tile(geo)
+    rows, channels = geo.group_out * gp, geo.group_in * gp
+    cb = min(power_of_two(channels), 128)
+    if channels > cb // 2 and channels % cb:
+        cb = min((64, 32, 16), key=lambda width: (-(-channels // width) * width, -width)) if channels > 16 else cb
+    ts = 1 if cb >= 64 else min(128 // cb, power_of_two(geo.taps))
+    while ts * cb < 16:
+        cb *= 2
+    bk = min(128, max(16, power_of_two(rows)))
+    if rows > bk // 2 and rows % bk and bk > 64:
+        bk = 64 if -(-rows // 64) * 64 < -(-rows // 128) * 128 else 128
+    swap = bk < 64 and ts * cb >= 64
+    bp = 64 if itemsize <= 2 else 32
+    tiles = (-(-rows // bk) * -(-geo.taps // ts) * -(-channels // cb)) * (geo.groups // gp)
+    splits = choose_splits(geo, tiles, bp, max_workspace)
+    warps = 8 if bk * ts * cb >= 128 * 128 else 4
+    stages = stages_for((bk + ts * cb) * bp * itemsize)
+    return WeightTile(bk, cb, ts, bp, gp, swap, splits, warps, stages)
+
+
+def choose_splits(geo: Geometry, tiles: int, bp: int, max_workspace: int | None) -> int:
+    """Runs of pixels: enough programs for four waves, no run shorter than 8 steps, workspace within its limit."""
+    weight_bytes = 4 * geo.groups * geo.group_out * geo.group_in * geo.taps
+    limit = max(WORKSPACE_FLOOR, 2 * weight_bytes)
+    if max_workspace is not None:
+        limit = min(limit, max_workspace)
+    wanted = min(-(-4 * MULTIPROCESSORS // max(1, tiles)), max(1, geo.pixels // (8 * bp)), 1024)
+    return max(1, min(wanted, limit // max(1, weight_bytes)))

@@ -1,0 +1,195 @@
+"""Kernels for the weight gradient and the bias gradient: sums over all output pixels, split among programs.
+
+A tile holds output channels times (tap, input channel) columns. Every program sums its own run of pixels; with more
+than one run the float32 partial sums go to the workspace and `reduce_kernel` adds them in the order of the runs.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+import triton
+import triton.language as tl
+
+from .elements import as_operand, has_nan, position, wide
+from .gather import inside
+
+
+@triton.jit
+def weight_kernel(
+        dy, x, result, table,
+        pixels, run, Q0, Q1, Q2, X0, X1, X2,
+        yn, yc, y0, y1, y2, xn, xc, x0, x1, x2, r_split, r_o, r_i, r_0, r_1, r_2,
+        YALIGN: tl.constexpr, XALIGN: tl.constexpr,
+        K0: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr,
+        T0: tl.constexpr, T1: tl.constexpr, T2: tl.constexpr,
+        D0: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr,
+        P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
+        KG: tl.constexpr, CG: tl.constexpr, GP: tl.constexpr,  # output and input channels of a group; groups in a tile
+        SPLITS: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
+        SWAP: tl.constexpr, TS: tl.constexpr, CB: tl.constexpr, BK: tl.constexpr, BP: tl.constexpr):
+    y_n, y_c, y_0, y_1, y_2 = yn * YALIGN, yc, y0 * YALIGN, y1 * YALIGN, y2 * YALIGN
+    x_n, x_c, x_0, x_1, x_2 = xn * XALIGN, xc, x0 * XALIGN, x1 * XALIGN, x2 * XALIGN
+    TAPS: tl.constexpr = K0 * K1 * K2
+    CHANNELS: tl.constexpr = CG * GP
+    ROWS: tl.constexpr = KG * GP
+    TAP_TILES: tl.constexpr = (TAPS + TS - 1) // TS
+    CHANNEL_TILES: tl.constexpr = (CHANNELS + CB - 1) // CB
+    ROW_TILES: tl.constexpr = (ROWS + BK - 1) // BK
+
+    pid = tl.program_id(0)
+    channel_tile = pid % CHANNEL_TILES
+    pid = pid // CHANNEL_TILES
+    tap_tile = pid % TAP_TILES
+    pid = pid // TAP_TILES
+    row_tile = pid % ROW_TILES
+    pid = pid // ROW_TILES
+    split = pid % SPLITS
+    super_group = pid // SPLITS
+
+    k = row_tile * BK + tl.arange(0, BK)
+    k_there = k < ROWS
+    c = channel_tile * CB + tl.arange(0, CB)
+    c_there = c < CHANNELS
+    dy_base = dy + wide(super_group * ROWS, WIDE) * y_c
+    x_base = x + wide(super_group * CHANNELS, WIDE) * x_c
+    tap = tap_tile * TS + tl.arange(0, TS)
+    tap_there = tap < TAPS
+    tap2 = tap % K2
+    tap1 = (tap // K2) % K1
+    tap0 = tap // (K2 * K1)
+    shift0 = tap0 * D0 - P0
+    shift1 = tap1 * D1 - P1
+    shift2 = tap2 * D2 - P2
+    one0 = (tap_tile // (K2 * K1)) * D0 - P0  # the same of the only tap of a tile with TS == 1
+    one1 = ((tap_tile // K2) % K1) * D1 - P1
+    one2 = (tap_tile % K2) * D2 - P2
+    tap_move = wide(shift0, WIDE) * x_0 + wide(shift1, WIDE) * x_1 + wide(shift2, WIDE) * x_2
+
+    if SWAP:
+        acc = tl.zeros([TS * CB, BK], dtype=ACC)
+    else:
+        acc = tl.zeros([BK, TS * CB], dtype=ACC)
+    begin = wide(split, WIDE) * run
+    end = tl.minimum(begin + run, pixels)
+    for start in range(begin, end, BP):
+        pixel = start + tl.arange(0, BP)
+        n, q0, q1, q2 = position(pixel, Q0, Q1, Q2)
+        there = pixel < end
+        dy_row = wide(n, WIDE) * y_n + wide(q0, WIDE) * y_0 + wide(q1, WIDE) * y_1 + wide(q2, WIDE) * y_2
+        i0 = q0 * T0
+        i1 = q1 * T1
+        i2 = q2 * T2
+        x_row = wide(n, WIDE) * x_n + wide(i0, WIDE) * x_0 + wide(i1, WIDE) * x_1 + wide(i2, WIDE) * x_2
+        if TS == 1:
+            there = there & inside(i0 + one0, X0) & inside(i1 + one1, X1) & inside(i2 + one2, X2)
+            move = wide(one0, WIDE) * x_0 + wide(one1, WIDE) * x_1 + wide(one2, WIDE) * x_2
+            b = tl.load(x_base + (x_row + move)[:, None] + (c * x_c)[None, :],
+                        mask=there[:, None] & c_there[None, :], other=0.0)
+        else:
+            valid = (there[:, None] & tap_there[None, :] & inside(i0[:, None] + shift0[None, :], X0)
+                     & inside(i1[:, None] + shift1[None, :], X1) & inside(i2[:, None] + shift2[None, :], X2))
+            b3 = tl.load(x_base + (x_row[:, None] + tap_move[None, :])[:, :, None] + (c * x_c)[None, None, :],
+                         mask=valid[:, :, None] & c_there[None, None, :], other=0.0)
+            b = tl.reshape(b3, [BP, TS * CB])
+        a = tl.load(dy_base + dy_row[:, None] + (k * y_c)[None, :], mask=there[:, None] & k_there[None, :], other=0.0)
+        a = as_operand(a, table, ROUND)
+        b = as_operand(b, table, ROUND)
+        if SWAP:
+            acc = tl.dot(tl.trans(b), a, acc, input_precision=PRECISION, out_dtype=ACC)
+        else:
+            acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION, out_dtype=ACC)
+
+    # A zero that stands for padding times an infinite dy gives NaN: then sum again tap by tap with dy masked as well.
+    # With one tap in the tile both operands are masked already; split precision leaves NaN where Inf meets a zero rest.
+    if TS > 1 or PRECISION == "tf32x3" or PRECISION == "bf16x6":
+        if has_nan(acc):
+            acc = acc * 0
+            acc = tl.where(acc == acc, acc, 0)
+            pair_tap = tl.reshape(tl.broadcast_to(tap[:, None], [TS, CB]), [TS * CB])
+            for t in range(tap_tile * TS, tl.minimum(tap_tile * TS + TS, TAPS)):
+                one0 = (t // (K2 * K1)) * D0 - P0
+                one1 = ((t // K2) % K1) * D1 - P1
+                one2 = (t % K2) * D2 - P2
+                for start in range(begin, end, BP):
+                    pixel = start + tl.arange(0, BP)
+                    n, q0, q1, q2 = position(pixel, Q0, Q1, Q2)
+                    i0 = q0 * T0 + one0
+                    i1 = q1 * T1 + one1
+                    i2 = q2 * T2 + one2
+                    there = (pixel < end) & inside(i0, X0) & inside(i1, X1) & inside(i2, X2)
+                    dy_row = (wide(n, WIDE) * y_n + wide(q0, WIDE) * y_0 + wide(q1, WIDE) * y_1
+                              + wide(q2, WIDE) * y_2)
+                    x_row = (wide(n, WIDE) * x_n + wide(i0, WIDE) * x_0 + wide(i1, WIDE) * x_1
+                             + wide(i2, WIDE) * x_2)
+                    a = tl.load(dy_base + dy_row[:, None] + (k * y_c)[None, :],
+                                mask=there[:, None] & k_there[None, :], other=0.0)
+                    pair_c = tl.reshape(tl.broadcast_to(c[None, :], [TS, CB]), [TS * CB])
+                    mine = pair_tap == t
+                    b = tl.load(x_base + x_row[:, None] + (pair_c * x_c)[None, :],
+                                mask=there[:, None] & (mine & (pair_c < CHANNELS))[None, :], other=0.0)
+                    a = as_operand(a, table, ROUND)
+                    b = as_operand(b, table, ROUND)
+                    if SWAP:
+                        acc += tl.where(mine[:, None], tl.dot(tl.trans(b), a, input_precision="ieee", out_dtype=ACC), 0)
+                    else:
+                        acc += tl.where(mine[None, :], tl.dot(tl.trans(a), b, input_precision="ieee", out_dtype=ACC), 0)
+
+    # columns are (tap, channel); a tile of several groups keeps the products within a group
+    tap_at = wide(tap0, WIDE) * r_0 + wide(tap1, WIDE) * r_1 + wide(tap2, WIDE) * r_2
+    column_at = tl.reshape(tap_at[:, None] + wide(c % CG, WIDE)[None, :] * r_i, [TS * CB])
+    column_there = tl.reshape(tap_there[:, None] & c_there[None, :], [TS * CB])
+    column_group = tl.reshape(tl.broadcast_to((c // CG)[None, :], [TS, CB]), [TS * CB])
+    row_at = wide(super_group * ROWS + k, WIDE) * r_o + wide(split, WIDE) * r_split
+    if SWAP:
+        where = column_at[:, None] + row_at[None, :]
+        mask = column_there[:, None] & k_there[None, :]
+        if GP > 1:
+            mask = mask & (column_group[:, None] == (k // KG)[None, :])
+    else:
+        where = row_at[:, None] + column_at[None, :]
+        mask = k_there[:, None] & column_there[None, :]
+        if GP > 1:
+            mask = mask & ((k // KG)[:, None] == column_group[None, :])
+    tl.store(result + where, acc.to(result.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def reduce_kernel(partial, result, size, SPLITS, INNER, A1, A2, A3, r_o, r_i, r_0, r_1, r_2,
+                  BS: tl.constexpr, BE: tl.constexpr):
+    """Add SPLITS partial arrays of `size` float32 in order; element (o, t0, t1, t2, i), i fastest, goes by strides."""
+    element = tl.program_id(0).to(tl.int64) * BE + tl.arange(0, BE)
+    there = element < size
+    acc = tl.zeros([BE], dtype=partial.dtype.element_ty)
+    for first in range(0, SPLITS, BS):
+        split = first + tl.arange(0, BS)
+        part = tl.load(partial + split.to(tl.int64)[:, None] * size + element[None, :],
+                       mask=(split < SPLITS)[:, None] & there[None, :], other=0.0)
+        acc += tl.sum(part, 0)
+    i = element % INNER
+    rest = element // INNER
+    t2 = rest % A3
+    rest = rest // A3
+    t1 = rest % A2
+    rest = rest // A2
+    t0 = rest % A1
+    o = rest // A1
+    tl.store(result + o * r_o + i * r_i + t0 * r_0 + t1 * r_1 + t2 * r_2, acc.to(result.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def bias_kernel(dy, result, table, pixels, run, Q0, Q1, Q2, yn, yc, y0, y1, y2, r_split, r_k,
+                K, YALIGN: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, ACC: tl.constexpr,
+                BP: tl.constexpr, BK: tl.constexpr):
+    """Sum of dy over its pixels, one run of pixels per program; never rounded before the sum."""
+    y_n, y_c, y_0, y_1, y_2 = yn * YALIGN, yc, y0 * YALIGN, y1 * YALIGN, y2 * YALIGN
+    k = tl.program_id(0) * BK + tl.arange(0, BK)
+    split = tl.program_id(1)
+    begin = wide(split, WIDE) * run
+    end = tl.minimum(begin + run, pixels)
+    acc = tl.zeros([BP, BK], dtype=ACC)
+    for start in range(begin, end, BP):
+        pixel = start + tl.arange(0, BP)
+        n, q0, q1, q2 = position(pixel, Q0, Q1, Q2)
+        row = wide(n, WIDE) * y_n + wide(q0, WIDE) * y_0 + wide(q1, WIDE) * y_1 + wide(q2, WIDE) * y_2
+        value = tl.load(dy + row[:, None] + (wide(k, WIDE) * y_c)[None, :],
+                        mask=(pixel < end)[:, None] & (k < K)[None, :], other=0.0)
+        acc += as_operand(value, table, ROUND).to(ACC)
+    tl.store(result + split * r_split + k * r_k, tl.sum(acc, 0).to(result.dtype.element_ty), mask=k < K)
