@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -46,18 +47,20 @@ def call_key(function: str, arrays: dict[str, Any], parameters: tuple[Any, ...],
     """The array kind, and a key that determines everything but the data."""
     kind = kind_of(arrays, names)
     signature = tuple([(array.shape, array.dtype) for array in arrays.values()])
-    key = (function, kind.home(arrays), signature, parameters, options)
-    try:
-        hash(key)
-    except TypeError:  # lists among the parameters
-        key = (*key[:3], _frozen(parameters), options)
-    return kind, key
+    return kind, (function, kind.home(arrays), signature, _exact(parameters), _exact(options))
 
 
-def _frozen(value: Any) -> Any:
+def _exact(value: Any) -> Any:
+    """A hashable stand-in, equal only for values that mean the same: True == 1.0 == 1, but only 1 is a stride."""
+    kind = type(value)
+    if kind is tuple or kind is list or kind is Options:
+        return tuple([item if item is None or type(item) is int or type(item) is str else _exact(item)
+                      for item in value])
+    if kind is int or kind is str or value is None:
+        return value
     if hasattr(value, "tolist"):
-        value = value.tolist()
-    return tuple(_frozen(item) for item in value) if isinstance(value, (list, tuple)) else value
+        return _exact(value.tolist())
+    return kind, operator.index(value) if hasattr(value, "__index__") else repr(value)
 
 
 def _axes(arrays: dict[str, Any], names: dict[str, str]) -> int:
@@ -141,7 +144,11 @@ def transposed_geometry(arrays: dict[str, Any], options: Options, stride: Ints, 
     names = {"grad_output": "input", "input": "grad_output"}
     axes = _axes(arrays, names)
     batch, channels, *small = _canonical_shape(arrays, "grad_output", options)
-    weight = _canonical_shape(arrays, "weight", options)
+    try:
+        weight = _canonical_shape(arrays, "weight", options)
+    except ValueError:  # say it in the caller's letters
+        given, letters = exchanged(options.weight_layout), "IO" + SPATIAL_LETTERS[axes]
+        raise ValueError(f"weight_layout={given!r} is not an order of the axes {letters!r} ({axes} spatial)") from None
     strides, dilations = checked_ints(stride, "stride", axes, 1), checked_ints(dilation, "dilation", axes, 1)
     extra = checked_ints(output_padding, "output_padding", axes, 0)
     groups = checked_ints(groups, "groups", 1, 1)[0]
@@ -216,10 +223,6 @@ def prepare(key: Any, kind: Kind, wrt: str, geometry: Conv, arrays: dict[str, An
     device, memory_order = kind.home(arrays)
     problem = Problem(geometry, wrt, first, options.out_dtype or "", options.compute or "",
                       options.layout or memory_order or "", options.weight_layout or "", device)
-    if options.num_threads is not None:
-        checked_ints(options.num_threads, "num_threads", 1, 1)
-    if options.max_workspace_bytes is not None:
-        checked_ints(options.max_workspace_bytes, "max_workspace_bytes", 1, 0)
     chosen = plan(problem, backend=options.backend, max_workspace_bytes=options.max_workspace_bytes,
                   num_threads=options.num_threads)
     axes = geometry.axes

@@ -50,6 +50,8 @@ def explain(problem: Problem | str, *, backend: str | None = None, max_workspace
     """
     chosen = plan(problem, backend=backend, max_workspace_bytes=max_workspace_bytes, num_threads=num_threads)
     conv = chosen.problem.conv
+    if not -conv.axes <= axis < conv.axes:
+        raise ValueError(f"axis={axis} is not one of the {conv.axes} spatial axes (0 to {conv.axes - 1}, or negative)")
     return Explanation(chosen, sketch_axis(conv, axis % conv.axes))
 
 

@@ -36,8 +36,8 @@ class Format:
         return float(2.0 ** -(self.mantissa_bits + 1))
 
     @property
-    def smallest(self) -> float:
-        """Smallest positive value (subnormal)."""
+    def subnormal_step(self) -> float:
+        """Largest distance of neighbouring values below the smallest normal one."""
         return float(2.0 ** (self.min_exponent - self.mantissa_bits))
 
 
@@ -105,8 +105,10 @@ def hifloat8_tables() -> tuple[Array, Array, Array]:
 
 def decode(array: Array, name: str) -> Array:
     """Exact values of an array stored in format `name`, as float64."""
+    if array.dtype != storage_dtype(name):  # uint8 storage of a float8, or en_dtypes' hifloat8
+        array = array.view(storage_dtype(name))
     if name == "hifloat8":
-        values: Array = hifloat8_tables()[0][array.view(np.uint8)]
+        values: Array = hifloat8_tables()[0][array]
         return values
     return array.astype(np.float64)
 
@@ -118,7 +120,7 @@ def encode(values: npt.ArrayLike, name: str) -> Array:
         return x
     if name in ("float32", "float16"):
         with np.errstate(over="ignore"):
-            return x.astype(name)
+            return np.asarray(x.astype(name))
     rounded = round_to(x, name)
     if name != "hifloat8":
         # NOTE: ml_dtypes converts float64 through float32, two roundings; after round_to the conversion is exact.
@@ -127,12 +129,10 @@ def encode(values: npt.ArrayLike, name: str) -> Array:
             return stored
     _, positive, positive_codes = hifloat8_tables()
     place = np.searchsorted(positive, np.abs(rounded)).clip(max=len(positive) - 1)
-    codes = positive_codes[place] | np.where(rounded < 0, 0x80, 0).astype(np.uint8)
-    codes[np.isinf(rounded)] = 0x6F
-    codes[rounded == -math.inf] = 0xEF
-    codes[rounded == 0] = 0x00
-    codes[np.isnan(rounded)] = 0x80
-    return np.asarray(codes)
+    sign = np.where(rounded < 0, 0x80, 0x00)
+    codes = np.select([rounded == 0, np.isnan(rounded), np.isinf(rounded)], [0x00, 0x80, sign | 0x6F],
+                      sign | positive_codes[place])
+    return np.asarray(codes.astype(np.uint8))
 
 
 def round_to(values: npt.ArrayLike, name: str) -> Array:
@@ -188,16 +188,35 @@ def sum_error_factor(length: int) -> float:
     return 8.0 + 2.0 * math.sqrt(length)
 
 
-def error_bound(problem: Problem, wrt: str, exact: Array, magnitude: Array) -> Array:
-    """Largest allowed |result - exact| per element; `magnitude` is the sum of |a*b| over the same terms.
+def sum_error(problem: Problem, wrt: str, magnitude: Array) -> Array:
+    """How far a computed sum may be from the exact one, before the result is rounded to the output format.
 
-    `u_out*|exact| + f(L)*2^-24*magnitude` (2^-53 for float64), plus what underflow may take: half the smallest value of
-    the output format, and one smallest normal f32 number (bf16 instructions flush smaller ones) times the largest term.
+    `f(L)*2^-24*magnitude` (2^-53 for float64), plus one smallest normal number of the arithmetic, because the bf16
+    instructions of processors flush smaller products to zero. `magnitude` is the sum of |a*b| over the same terms.
     """
-    form = FORMATS[problem.out_dtype]
-    u_sum = 2.0**-53 if problem.dtype == "float64" else 2.0**-24
+    wide = problem.dtype == "float64"
     factor = sum_error_factor(problem.conv.reduction_length(wrt))
-    tiny = 2.0**-1070 if problem.dtype == "float64" else 2.0**-126
-    bound: Array = (form.unit_roundoff * np.abs(exact) + factor * u_sum * magnitude * (1 + form.unit_roundoff)
-                    + form.smallest / 2 + tiny)
+    error: Array = factor * (2.0**-53 if wide else 2.0**-24) * magnitude + np.where(
+        magnitude > 0, 2.0**-1022 if wide else 2.0**-126, 0.0)
+    return error
+
+
+def error_bound(problem: Problem, wrt: str, exact: Array, magnitude: Array) -> Array:
+    """Largest allowed |result - exact| per element: `u_out*|exact| + f(L)*2^-24*magnitude`, and room for underflow."""
+    form = FORMATS[problem.out_dtype]
+    bound: Array = (form.unit_roundoff * np.abs(exact)
+                    + (1 + form.unit_roundoff) * sum_error(problem, wrt, magnitude) + form.subnormal_step / 2)
     return bound
+
+
+def allowed_range(problem: Problem, wrt: str, exact: Array, magnitude: Array) -> tuple[Array, Array]:
+    """The smallest and largest allowed result: sums within `sum_error` of the exact one, rounded once.
+
+    Every value in this range is within `error_bound`; the range also knows overflow and the formats' finer steps.
+    """
+    error = sum_error(problem, wrt, magnitude)
+    low, high = (round_to(side, problem.out_dtype) for side in (exact - error, exact + error))
+    # Beyond the largest value lies NaN in a format without Inf; for comparisons it is Inf again.
+    low = np.where(np.isnan(low) & ~np.isnan(exact), np.copysign(np.inf, exact - error), low)
+    high = np.where(np.isnan(high) & ~np.isnan(exact), np.copysign(np.inf, exact + error), high)
+    return low, high

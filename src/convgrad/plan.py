@@ -7,7 +7,7 @@ import importlib
 import os
 from typing import Any
 
-from .problem import Plan, Problem, Unsupported
+from .problem import Plan, Problem, Unsupported, checked_int
 
 # Every backend is one module with a function `plan`. A new backend is a module and a line here.
 BACKENDS = {
@@ -48,8 +48,14 @@ def plan(problem: Problem | str, *, backend: str | None = None, max_workspace_by
     >>> convgrad.plan("input_grad f32 n1 c8 k8 i9x9 w3x3", backend="reference").kernel
     'float64_numpy'
     """
-    if isinstance(problem, str):
+    if not isinstance(problem, Problem):
         problem = Problem.parse(problem)
+    if num_threads is not None:
+        num_threads = checked_int(num_threads, "num_threads", 1)
+    if max_workspace_bytes is not None:
+        max_workspace_bytes = checked_int(max_workspace_bytes, "max_workspace_bytes", 0)
+    if backend is not None and not isinstance(backend, str):
+        raise TypeError(f"backend must be a string, got {backend!r}")
     key = (problem, backend, max_workspace_bytes, num_threads)
     found = _cache.get(key)
     if found is None:
@@ -74,6 +80,9 @@ def _choose(problem: Problem, backend: str | None, max_workspace_bytes: int | No
         try:
             module = load(candidate)
             chosen: Plan = module.plan(problem, max_workspace_bytes=max_workspace_bytes, num_threads=num_threads)
+            if max_workspace_bytes is not None and chosen.workspace_bytes > max_workspace_bytes:
+                raise Unsupported(f"{chosen.kernel} needs a workspace of {chosen.workspace_bytes} bytes, "
+                                  f"but max_workspace_bytes={max_workspace_bytes}")
             return chosen._replace(refusals=tuple(refusals.items()))
         except Unsupported as error:
             refusals[candidate] = str(error)

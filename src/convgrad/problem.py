@@ -74,12 +74,12 @@ def checked_ints(values: object, name: str, axes: int, minimum: int) -> tuple[in
 
 
 def axis_order(layout: str, axes: int, weights: bool = False) -> tuple[int, ...]:
-    """Return for each canonical axis (N C spatial, or O I spatial) its position in `layout`."""
+    """Return for each canonical axis (N C spatial, or O I spatial) its position in `layout` ("" is canonical)."""
     what = "weight_layout" if weights else "layout"
     canonical = ("OI" if weights else "NC") + SPATIAL_LETTERS[axes]
     if not isinstance(layout, str):
         raise TypeError(f"{what} must be a string such as {canonical!r}, got {layout!r}")
-    letters = layout.upper()
+    letters = layout.upper() or canonical
     if axes == 1:
         letters = "".join(SYNONYMS.get(letter, letter) for letter in letters)
     if sorted(letters) != sorted(canonical):
@@ -241,6 +241,8 @@ class Problem:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
+        if not isinstance(self.conv, Conv):
+            raise TypeError(f"conv must be a Conv, got {type(self.conv).__name__}")
         parts = self.wrt.split("+") if isinstance(self.wrt, str) else [self.wrt]
         if any(part not in WRT for part in parts):
             raise ValueError(f"wrt={self.wrt!r} is none of {', '.join(WRT)} (or input, weight, bias joined by '+')")
@@ -251,16 +253,19 @@ class Problem:
         put(self, "out_dtype", checked_dtype(self.out_dtype or ("float32" if narrow else self.dtype), "out_dtype"))
         put(self, "compute", checked_compute(self.compute, self.dtype))
         axes = self.conv.axes
-        put(self, "layout", (self.layout or "NC" + SPATIAL_LETTERS[axes]).upper())
-        put(self, "weight_layout", (self.weight_layout or "OI" + SPATIAL_LETTERS[axes]).upper())
         axis_order(self.layout, axes)
         axis_order(self.weight_layout, axes, weights=True)
+        put(self, "layout", (self.layout or "NC" + SPATIAL_LETTERS[axes]).upper())
+        put(self, "weight_layout", (self.weight_layout or "OI" + SPATIAL_LETTERS[axes]).upper())
         if self.device not in ("cpu", "cuda"):
             raise ValueError(f"device={self.device!r} is neither 'cpu' nor 'cuda'")
         put(self, "_hash", hash(tuple(getattr(self, f.name) for f in fields(self) if f.compare)))
 
     def __hash__(self) -> int:  # computed once: a Problem is the key of the plan cache
         return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:  # string hashes differ between processes: a pickle must not keep ours
+        return parse_problem, (str(self),)
 
     @cached_property
     def results(self) -> tuple[str, ...]:
@@ -342,6 +347,8 @@ WORD = re.compile(r"(?P<key>[ncg]|[kiwspd])(?P<value>[0-9][0-9x:]*)$")
 
 
 def parse_problem(text: str) -> Problem:
+    if not isinstance(text, str):
+        raise TypeError(f"a problem must be a Problem or a problem string, got {type(text).__name__}")
     words = text.split()
     if len(words) < 2:
         raise ValueError(f"problem string {text!r}: expected '<result> <dtype> n… c… k… i… w…'")
@@ -349,7 +356,10 @@ def parse_problem(text: str) -> Problem:
     for result in results:
         if result not in WRT_OF_RESULT:
             raise ValueError(f"problem string {text!r}: {result!r} is none of {', '.join(WRT_OF_RESULT)}")
-    dtype, _, out_dtype = words[1].partition(">")
+    dtype, arrow, out_dtype = words[1].partition(">")
+    for name in (dtype, out_dtype) if arrow else (dtype,):
+        if name not in LONG_DTYPE:
+            raise ValueError(f"problem string {text!r}: {name!r} is none of {', '.join(s for s, _ in DTYPES.values())}")
     sizes: dict[str, str] = {}
     extra: dict[str, str] = {}
     for word in words[2:]:

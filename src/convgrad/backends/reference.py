@@ -23,9 +23,10 @@ def plan(problem: Problem, *, max_workspace_bytes: int | None = None, num_thread
     def run(operands: tuple[Array, ...], results: tuple[Array, ...], workspace: Any = None) -> None:
         stored = dict(zip(problem.operands, operands))
         values = {name: decode(array, problem.dtype) for name, array in stored.items()}
-        for wrt, result in zip(problem.results, results):
-            exact = solve(problem.conv, wrt, values, problem.compute)
-            store(result, encode(exact, problem.out_dtype))
+        with np.errstate(invalid="ignore", over="ignore"):  # Inf and NaN are values like others here
+            for wrt, result in zip(problem.results, results):
+                exact = solve(problem.conv, wrt, values, problem.compute)
+                store(result, encode(exact, problem.out_dtype))
 
     return Plan(problem, NAME, "float64_numpy", run, notes=("float64 NumPy, one tap at a time",))
 

@@ -58,7 +58,7 @@ def kind_of(arrays: dict[str, Any], names: dict[str, str]) -> Kind:
     kinds = {}
     arrays = {names.get(name, name): array for name, array in arrays.items()}
     for name, array in arrays.items():
-        if _numpy.accepts(array):
+        if _numpy.accepts(array, name):
             kinds[name] = cast(Kind, _numpy)
         else:
             kinds[name] = _foreign_kind(array, name)

@@ -17,7 +17,9 @@ def home(arrays: dict[str, Array]) -> tuple[str, str | None]:
     return "cpu", None
 
 
-def accepts(array: object) -> bool:
+def accepts(array: object, name: str) -> bool:
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array: a convolution has no use for a mask; pass {name}.filled(0)")
     return isinstance(array, np.ndarray)
 
 
@@ -72,11 +74,28 @@ def check_out(out: object, shape: tuple[int, ...], format_name: str, name: str, 
         raise ValueError(f"{name} has shape {out.shape}, but the result has shape {shape}")
     if not out.flags.writeable:
         raise ValueError(f"{name} is read-only")
-    if any(step == 0 and extent > 1 for step, extent in zip(out.strides, out.shape)):
-        raise ValueError(f"{name} has a stride of 0 (strides {out.strides}, shape {out.shape}): elements overlap")
+    if not out.flags.c_contiguous and _overlaps_itself(out):
+        raise ValueError(f"{name} has elements that overlap each other (strides {out.strides}, shape {out.shape})")
     for other_name, other in operands.items():
-        if np.may_share_memory(out, other) and np.shares_memory(out, other):
+        if np.may_share_memory(out, other) and _share_an_element(out, other):
             raise ValueError(f"{name} overlaps {other_name} in memory")
+
+
+def _overlaps_itself(array: Array) -> bool:
+    """Whether two indices may name one element: in order of stride, each step must pass over all smaller axes."""
+    reach = 0
+    for step, extent in sorted((abs(step), extent) for step, extent in zip(array.strides, array.shape) if extent > 1):
+        if step < reach + array.itemsize:
+            return array.size > 0
+        reach += step * (extent - 1)
+    return False
+
+
+def _share_an_element(a: Array, b: Array) -> bool:
+    try:
+        return np.shares_memory(a, b, max_work=100_000)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:  # strides too tangled to decide: refuse rather than risk a wrong result
+        return True
 
 
 def check_workspace(workspace: object, needed: int, operands: dict[str, Array]) -> None:
@@ -85,8 +104,10 @@ def check_workspace(workspace: object, needed: int, operands: dict[str, Array]) 
         what = f"{workspace.dtype} of shape {workspace.shape}" if isinstance(workspace, np.ndarray) \
             else type(workspace).__name__
         raise TypeError(f"workspace must be a 1-D uint8 numpy array, got {what}")
-    if not workspace.flags.c_contiguous or not workspace.flags.writeable:
-        raise ValueError("workspace must be contiguous and writable")
+    if not workspace.flags.c_contiguous:
+        raise ValueError(f"workspace must be contiguous, got strides {workspace.strides}")
+    if not workspace.flags.writeable:
+        raise ValueError("workspace is read-only")
     if workspace.size < needed:
         raise ValueError(f"workspace has {workspace.size} bytes, but the plan needs {needed}")
     for name, array in operands.items():
