@@ -49,6 +49,28 @@ def inside(place, EXTENT):
 
 
 @triton.jit
+def result_rows(n, j0, j1, j2, c0, c1, c2, N, R0, R1, R2, r_n, r_0, r_1, r_2, T0: tl.constexpr, T1: tl.constexpr,
+                T2: tl.constexpr, INPUT: tl.constexpr, PACK: tl.constexpr, WIDE: tl.constexpr):
+    """Offset and presence of result rows; results of one phase (c0, c1, c2) lie a stride apart."""
+    i0 = j0 * T0 if INPUT else j0
+    i1 = j1 * T1 if INPUT else j1
+    i2 = j2 * T2 if INPUT else j2
+    if PACK:
+        there = ((n < N)[:, None] & (i0[:, None] + c0[None, :] < R0) & (i1[:, None] + c1[None, :] < R1)
+                 & (i2[:, None] + c2[None, :] < R2))
+    else:
+        i0 += c0
+        i1 += c1
+        i2 += c2
+        there = ((n < N) & (i0 < R0) & (i1 < R1) & (i2 < R2))[:, None]
+    where = wide(n, WIDE) * r_n + wide(i0, WIDE) * r_0 + wide(i1, WIDE) * r_1 + wide(i2, WIDE) * r_2
+    return where[:, None], there
+
+
+FEW = tl.constexpr(16)  # rows at a time of a tile that is summed again
+
+
+@triton.jit
 def gather_kernel(
         source, weight, result, table,
         N, S0, S1, S2, R0, R1, R2, J0, J1, J2, row_tiles,
@@ -63,7 +85,7 @@ def gather_kernel(
         L0: tl.constexpr, L1: tl.constexpr, L2: tl.constexpr,  # PACK: lowest source shift
         U0: tl.constexpr, U1: tl.constexpr, U2: tl.constexpr,  # slots per axis where they do not depend on the phase
         RED: tl.constexpr, COL: tl.constexpr, GP: tl.constexpr,  # channels of a group summed and written; groups a tile
-        INPUT: tl.constexpr, PACK: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr,
+        INPUT: tl.constexpr, PACK: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr,
         ACC: tl.constexpr, TS: tl.constexpr, CB: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     s_n, s_c, s_0, s_1, s_2 = sn * SALIGN, sc, s0 * SALIGN, s1 * SALIGN, s2 * SALIGN
     w_o, w_i, w_0, w_1, w_2 = wo * WALIGN, wi, w0 * WALIGN, w1 * WALIGN, w2 * WALIGN
@@ -137,11 +159,12 @@ def gather_kernel(
 
     acc = tl.zeros([BM, BN], dtype=ACC)
     slots = slots0 * slots1 * slots2
-    for step in range(0, tl.cdiv(slots, TS) * SUM_TILES):
+    steps = tl.cdiv(slots * SUM, TS * CB) if FLAT else tl.cdiv(slots, TS) * SUM_TILES
+    for step in range(0, steps):
         sum_tile = step % SUM_TILES
         c = sum_tile * CB + tl.arange(0, CB)
         c_there = c < SUM
-        if TS == 1:
+        if TS == 1 and not FLAT:
             slot = step // SUM_TILES
             m2 = slot % slots2
             m1 = (slot // slots2) % slots1
@@ -162,25 +185,34 @@ def gather_kernel(
             b = tl.load(weight_base + b_column[None, :] + (wide(c_weight, WIDE) * w_sum)[:, None],
                         mask=b_there, other=0.0)
         else:
-            slot = (step // SUM_TILES) * TS + tl.arange(0, TS)
-            slot_there = slot < slots
+            if FLAT:  # pairs (slot, channel) counted through, so that few channels leave no gaps
+                pair = step * (TS * CB) + tl.arange(0, TS * CB)
+                slot = pair // SUM
+                cf = pair % SUM
+                pair_there = slot < slots
+            else:
+                slot = (step // SUM_TILES) * TS + tl.arange(0, TS)
+                cf = tl.reshape(tl.broadcast_to(c[None, :], [TS, CB]), [TS * CB])
+                pair_there = tl.reshape((slot < slots)[:, None] & c_there[None, :], [TS * CB])
             m2 = slot % slots2
             m1 = (slot // slots2) % slots1
             m0 = slot // (slots2 * slots1)
-            valid = (row_there[:, None] & slot_there[None, :]
+            valid = (row_there[:, None] & (slot < slots)[None, :]
                      & inside(a0[:, None] + (m0 * MOVE0)[None, :], S0)
                      & inside(a1[:, None] + (m1 * MOVE1)[None, :], S1)
                      & inside(a2[:, None] + (m2 * MOVE2)[None, :], S2))
             move = wide(m0 * MOVE0, WIDE) * s_0 + wide(m1 * MOVE1, WIDE) * s_1 + wide(m2 * MOVE2, WIDE) * s_2
-            a3 = tl.load(source_base + (source_row[:, None] + move[None, :])[:, :, None] + (c * s_c)[None, None, :],
-                         mask=valid[:, :, None] & c_there[None, None, :], other=0.0)
-            a = tl.reshape(a3, [BM, TS * CB])
+            if FLAT:
+                a = tl.load(source_base + source_row[:, None] + (move + cf * s_c)[None, :], mask=valid, other=0.0)
+                m0f, m1f, m2f = m0, m1, m2
+            else:
+                a3 = tl.load(source_base + (source_row[:, None] + move[None, :])[:, :, None] + (c * s_c)[None, None, :],
+                             mask=valid[:, :, None] & c_there[None, None, :], other=0.0)
+                a = tl.reshape(a3, [BM, TS * CB])
+                m0f = tl.reshape(tl.broadcast_to(m0[:, None], [TS, CB]), [TS * CB])
+                m1f = tl.reshape(tl.broadcast_to(m1[:, None], [TS, CB]), [TS * CB])
+                m2f = tl.reshape(tl.broadcast_to(m2[:, None], [TS, CB]), [TS * CB])
             # weights of the same (slot, channel) pairs
-            m0f = tl.reshape(tl.broadcast_to(m0[:, None], [TS, CB]), [TS * CB])
-            m1f = tl.reshape(tl.broadcast_to(m1[:, None], [TS, CB]), [TS * CB])
-            m2f = tl.reshape(tl.broadcast_to(m2[:, None], [TS, CB]), [TS * CB])
-            pair_there = tl.reshape(slot_there[:, None] & c_there[None, :], [TS * CB])
-            cf = tl.reshape(tl.broadcast_to(c[None, :], [TS, CB]), [TS * CB])
             if PACK:
                 tap0, there0 = slot_of_axis(m0f[:, None], c0[None, :], first0, T0, D0, P0, K0, G0, L0, INPUT, PACK)
                 tap1, there1 = slot_of_axis(m1f[:, None], c1[None, :], first1, T1, D1, P1, K1, G1, L1, INPUT, PACK)
@@ -199,45 +231,51 @@ def gather_kernel(
                      out_dtype=ACC)
 
     # Zeros stand for padding, for taps a phase does not have and for other groups; times Inf or NaN they give NaN, and a
-    # NaN stays in its sum. So a tile without NaN is right, and one with NaN is summed again term by term under masks.
-    if has_nan(acc):
-        acc = tl.zeros([BM, BN], dtype=ACC)
-        group = channel // COL
-        for step in range(0, slots * RED):
-            c1_ = step % RED
-            slot = step // RED
-            m2 = slot % slots2
-            m1 = (slot // slots2) % slots1
-            m0 = slot // (slots2 * slots1)
-            valid = (row_there & inside(a0 + m0 * MOVE0, S0) & inside(a1 + m1 * MOVE1, S1)
-                     & inside(a2 + m2 * MOVE2, S2))
-            tap0, there0 = slot_of_axis(m0, c0, first0, T0, D0, P0, K0, G0, L0, INPUT, PACK)
-            tap1, there1 = slot_of_axis(m1, c1, first1, T1, D1, P1, K1, G1, L1, INPUT, PACK)
-            tap2, there2 = slot_of_axis(m2, c2, first2, T2, D2, P2, K2, G2, L2, INPUT, PACK)
-            b_there = column_there & there0 & there1 & there2
-            move = wide(m0 * MOVE0, WIDE) * s_0 + wide(m1 * MOVE1, WIDE) * s_1 + wide(m2 * MOVE2, WIDE) * s_2
-            both = valid[:, None] & b_there[None, :]
-            a = tl.load(source_base + (source_row + move)[:, None] + ((group * RED + c1_) * s_c)[None, :],
-                        mask=both, other=0.0)
-            c_weight = group * RED + c1_ if INPUT else group * 0 + c1_
-            b = tl.load(weight_base + weight_column + tap0 * w_0 + tap1 * w_1 + tap2 * w_2
-                        + wide(c_weight, WIDE) * w_sum, mask=b_there, other=0.0)
-            product = as_operand(a, table, ROUND).to(ACC) * as_operand(b, table, ROUND).to(ACC)[None, :]
-            acc += tl.where(both, product, 0)
-
-    # results of this phase lie `stride` apart
-    i0 = j0 * T0 if INPUT else j0
-    i1 = j1 * T1 if INPUT else j1
-    i2 = j2 * T2 if INPUT else j2
+    # NaN stays in its sum. So a tile without NaN is right, and one with NaN is summed again term by term under masks,
+    # a few rows at a time to spare registers.
     if PACK:
-        there = (row_there[:, None] & column_there[None, :] & (i0[:, None] + c0[None, :] < R0)
-                 & (i1[:, None] + c1[None, :] < R1) & (i2[:, None] + c2[None, :] < R2))
         result_column = wide(global_channel, WIDE) * r_c + c0 * r_0 + c1 * r_1 + c2 * r_2
     else:
-        i0 += ph0
-        i1 += ph1
-        i2 += ph2
-        there = (row_there & (i0 < R0) & (i1 < R1) & (i2 < R2))[:, None] & column_there[None, :]
         result_column = wide(global_channel, WIDE) * r_c
-    result_row = wide(n, WIDE) * r_n + wide(i0, WIDE) * r_0 + wide(i1, WIDE) * r_1 + wide(i2, WIDE) * r_2
-    tl.store(result + result_row[:, None] + result_column[None, :], acc.to(result.dtype.element_ty), mask=there)
+    if has_nan(acc) == 0:
+        where, there = result_rows(n, j0, j1, j2, c0, c1, c2, N, R0, R1, R2, r_n, r_0, r_1, r_2, T0, T1, T2, INPUT, PACK,
+                                   WIDE)
+        tl.store(result + where + result_column[None, :], acc.to(result.dtype.element_ty),
+                 mask=there & column_there[None, :])
+    else:
+        group = channel // COL
+        for chunk in range(0, BM // FEW):
+            f_row = row_tile * BM + chunk * FEW + tl.arange(0, FEW)
+            if WIDE:
+                f_row = row_tile.to(tl.int64) * BM + chunk * FEW + tl.arange(0, FEW)
+            f_n, f_j0, f_j1, f_j2 = position(f_row, J0, J1, J2)
+            f_a0 = (f_j0 if INPUT else f_j0 * T0) + shift0
+            f_a1 = (f_j1 if INPUT else f_j1 * T1) + shift1
+            f_a2 = (f_j2 if INPUT else f_j2 * T2) + shift2
+            f_source_row = wide(f_n, WIDE) * s_n + wide(f_a0, WIDE) * s_0 + wide(f_a1, WIDE) * s_1 + wide(f_a2, WIDE) * s_2
+            few = tl.zeros([FEW, BN], dtype=ACC)
+            for f_step in range(0, slots * RED):
+                at = f_step % RED
+                f_slot = f_step // RED
+                f_m2 = f_slot % slots2
+                f_m1 = (f_slot // slots2) % slots1
+                f_m0 = f_slot // (slots2 * slots1)
+                f_valid = ((f_n < N) & inside(f_a0 + f_m0 * MOVE0, S0) & inside(f_a1 + f_m1 * MOVE1, S1)
+                         & inside(f_a2 + f_m2 * MOVE2, S2))
+                f_tap0, f_there0 = slot_of_axis(f_m0, c0, first0, T0, D0, P0, K0, G0, L0, INPUT, PACK)
+                f_tap1, f_there1 = slot_of_axis(f_m1, c1, first1, T1, D1, P1, K1, G1, L1, INPUT, PACK)
+                f_tap2, f_there2 = slot_of_axis(f_m2, c2, first2, T2, D2, P2, K2, G2, L2, INPUT, PACK)
+                f_b_there = column_there & f_there0 & f_there1 & f_there2
+                f_move = wide(f_m0 * MOVE0, WIDE) * s_0 + wide(f_m1 * MOVE1, WIDE) * s_1 + wide(f_m2 * MOVE2, WIDE) * s_2
+                both = f_valid[:, None] & f_b_there[None, :]
+                f_a = tl.load(source_base + (f_source_row + f_move)[:, None] + ((group * RED + at) * s_c)[None, :],
+                            mask=both, other=0.0)
+                f_c_weight = group * RED + at if INPUT else group * 0 + at
+                f_b = tl.load(weight_base + weight_column + f_tap0 * w_0 + f_tap1 * w_1 + f_tap2 * w_2
+                            + wide(f_c_weight, WIDE) * w_sum, mask=f_b_there, other=0.0)
+                product = as_operand(f_a, table, ROUND).to(ACC) * as_operand(f_b, table, ROUND).to(ACC)[None, :]
+                few += tl.where(both, product, 0)
+            f_where, f_there = result_rows(f_n, f_j0, f_j1, f_j2, c0, c1, c2, N, R0, R1, R2, r_n, r_0, r_1, r_2, T0, T1, T2, INPUT,
+                                       PACK, WIDE)
+            tl.store(result + f_where + result_column[None, :], few.to(result.dtype.element_ty),
+                     mask=f_there & column_there[None, :])

@@ -53,9 +53,9 @@ class Geometry:
         names = (("K", self.kernel), ("T", self.stride), ("D", self.dilation), ("P", self.pad))
         return {f"{letter}{axis}": values[axis] for letter, values in names for axis in range(3)}
 
-    def phase_constants(self) -> dict[str, int]:
+    def phase_constants(self, letters: str = "GVL") -> dict[str, int]:
         names = (("G", self.common), ("V", self.inverse), ("L", self.lowest))
-        return {f"{letter}{axis}": values[axis] for letter, values in names for axis in range(3)}
+        return {f"{letter}{axis}": values[axis] for letter, values in names for axis in range(3) if letter in letters}
 
 
 def geometry(conv: Conv) -> Geometry:

@@ -25,6 +25,7 @@ class GatherTile:
     TS: int
     GP: int
     PACK: bool
+    FLAT: bool
     warps: int
     stages: int
 
@@ -47,6 +48,7 @@ class WeightTile:
     BP: int
     GP: int
     SWAP: bool
+    FLAT: bool
     SPLITS: int
     warps: int
     stages: int
@@ -88,8 +90,9 @@ def choose_gather(geo: Geometry, is_input: bool, itemsize: int) -> GatherTile:
     if depth > cb and depth % cb and depth % (cb // 2) == 0 and cb > 32:
         cb //= 2
     ts = 1 if cb * 2 > widest_step else min(widest_step // cb, power_of_two(slots))
-    while ts * cb < 16:
-        cb *= 2
+    flat = cb < 8 and ts > 1
+    if flat:
+        ts, cb = max(1, min(widest_step, power_of_two(slots * depth), 64) // 16), 16
     bn = cheapest_width(columns)
     bm = 128 if bn > 64 else 256 if bn <= 32 and ts == 1 else 128
     while bm > 32 and -(-rows // bm) * -(-columns // bn) * launches < MULTIPROCESSORS:
@@ -99,7 +102,7 @@ def choose_gather(geo: Geometry, is_input: bool, itemsize: int) -> GatherTile:
             bm //= 2
     warps = 8 if bm * bn >= 128 * 128 else 4
     stages = stages_for((bm + bn) * cb * ts * itemsize)
-    return GatherTile(bm, bn, cb, ts, gp, pack, warps, stages)
+    return GatherTile(bm, bn, cb, ts, gp, pack, flat, warps, stages)
 
 
 def pays_to_pack(geo: Geometry) -> bool:
@@ -127,6 +130,9 @@ def choose_weight(geo: Geometry, itemsize: int, max_workspace: int | None) -> We
     if channels > cb // 2 and channels % cb:
         cb = min((64, 32, 16), key=lambda width: (-(-channels // width) * width, -width)) if channels > 16 else cb
     ts = 1 if cb >= 64 else min(128 // cb, power_of_two(geo.taps))
+    flat = cb < 8 and geo.taps > 1
+    if flat:
+        ts, cb = min(128, max(16, power_of_two(geo.taps * channels))), 1
     while ts * cb < 16:
         cb *= 2
     bk = min(128, max(16, power_of_two(rows)))
@@ -134,11 +140,12 @@ def choose_weight(geo: Geometry, itemsize: int, max_workspace: int | None) -> We
         bk = 64 if -(-rows // 64) * 64 < -(-rows // 128) * 128 else 128
     swap = bk < 64 and ts * cb >= 64
     bp = 64 if itemsize <= 2 else 32
-    tiles = (-(-rows // bk) * -(-geo.taps // ts) * -(-channels // cb)) * (geo.groups // gp)
+    columns = -(-geo.taps * channels // (ts * cb)) if flat else -(-geo.taps // ts) * -(-channels // cb)
+    tiles = -(-rows // bk) * columns * (geo.groups // gp)
     splits = choose_splits(geo, tiles, bp, max_workspace)
-    warps = 8 if bk * ts * cb >= 128 * 128 else 4
-    stages = stages_for((bk + ts * cb) * bp * itemsize)
-    return WeightTile(bk, cb, ts, bp, gp, swap, splits, warps, stages)
+    warps = 8 if bk * ts * cb >= 128 * 128 or flat else 4
+    stages = stages_for((bk + ts * cb) * bp * itemsize, 2 if flat else 4)
+    return WeightTile(bk, cb, ts, bp, gp, swap, flat, splits, warps, stages)
 
 
 def choose_splits(geo: Geometry, tiles: int, bp: int, max_workspace: int | None) -> int:

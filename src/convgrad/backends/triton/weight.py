@@ -24,14 +24,15 @@ def weight_kernel(
         P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
         KG: tl.constexpr, CG: tl.constexpr, GP: tl.constexpr,  # output and input channels of a group; groups in a tile
         SPLITS: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
-        SWAP: tl.constexpr, TS: tl.constexpr, CB: tl.constexpr, BK: tl.constexpr, BP: tl.constexpr):
+        SWAP: tl.constexpr, FLAT: tl.constexpr, TS: tl.constexpr, CB: tl.constexpr, BK: tl.constexpr, BP: tl.constexpr):
     y_n, y_c, y_0, y_1, y_2 = yn * YALIGN, yc, y0 * YALIGN, y1 * YALIGN, y2 * YALIGN
     x_n, x_c, x_0, x_1, x_2 = xn * XALIGN, xc, x0 * XALIGN, x1 * XALIGN, x2 * XALIGN
     TAPS: tl.constexpr = K0 * K1 * K2
     CHANNELS: tl.constexpr = CG * GP
     ROWS: tl.constexpr = KG * GP
-    TAP_TILES: tl.constexpr = (TAPS + TS - 1) // TS
-    CHANNEL_TILES: tl.constexpr = (CHANNELS + CB - 1) // CB
+    TAP_TILES: tl.constexpr = 1 if FLAT else (TAPS + TS - 1) // TS
+    CHANNEL_TILES: tl.constexpr = ((TAPS * CHANNELS + TS * CB - 1) // (TS * CB) if FLAT
+                                   else (CHANNELS + CB - 1) // CB)
     ROW_TILES: tl.constexpr = (ROWS + BK - 1) // BK
 
     pid = tl.program_id(0)
@@ -50,14 +51,19 @@ def weight_kernel(
     c_there = c < CHANNELS
     dy_base = dy + wide(super_group * ROWS, WIDE) * y_c
     x_base = x + wide(super_group * CHANNELS, WIDE) * x_c
-    tap = tap_tile * TS + tl.arange(0, TS)
-    tap_there = tap < TAPS
-    tap2 = tap % K2
-    tap1 = (tap // K2) % K1
-    tap0 = tap // (K2 * K1)
-    shift0 = tap0 * D0 - P0
-    shift1 = tap1 * D1 - P1
-    shift2 = tap2 * D2 - P2
+    if FLAT:  # columns are (tap, channel) pairs counted through, so that few channels leave no gaps
+        pair = channel_tile * (TS * CB) + tl.arange(0, TS * CB)
+        tap = pair // CHANNELS
+        pair_tap = tap
+        pair_c = pair % CHANNELS
+    else:
+        tap = tap_tile * TS + tl.arange(0, TS)
+        pair_tap = tl.reshape(tl.broadcast_to(tap[:, None], [TS, CB]), [TS * CB])
+        pair_c = tl.reshape(tl.broadcast_to(c[None, :], [TS, CB]), [TS * CB])
+    pair_there = (pair_tap < TAPS) & (pair_c < CHANNELS)
+    shift0 = (tap // (K2 * K1)) * D0 - P0
+    shift1 = ((tap // K2) % K1) * D1 - P1
+    shift2 = (tap % K2) * D2 - P2
     one0 = (tap_tile // (K2 * K1)) * D0 - P0  # the same of the only tap of a tile with TS == 1
     one1 = ((tap_tile // K2) % K1) * D1 - P1
     one2 = (tap_tile % K2) * D2 - P2
@@ -78,17 +84,20 @@ def weight_kernel(
         i1 = q1 * T1
         i2 = q2 * T2
         x_row = wide(n, WIDE) * x_n + wide(i0, WIDE) * x_0 + wide(i1, WIDE) * x_1 + wide(i2, WIDE) * x_2
-        if TS == 1:
+        if TS == 1 and not FLAT:
             there = there & inside(i0 + one0, X0) & inside(i1 + one1, X1) & inside(i2 + one2, X2)
             move = wide(one0, WIDE) * x_0 + wide(one1, WIDE) * x_1 + wide(one2, WIDE) * x_2
             b = tl.load(x_base + (x_row + move)[:, None] + (c * x_c)[None, :],
                         mask=there[:, None] & c_there[None, :], other=0.0)
         else:
-            valid = (there[:, None] & tap_there[None, :] & inside(i0[:, None] + shift0[None, :], X0)
+            valid = (there[:, None] & (tap < TAPS)[None, :] & inside(i0[:, None] + shift0[None, :], X0)
                      & inside(i1[:, None] + shift1[None, :], X1) & inside(i2[:, None] + shift2[None, :], X2))
-            b3 = tl.load(x_base + (x_row[:, None] + tap_move[None, :])[:, :, None] + (c * x_c)[None, None, :],
-                         mask=valid[:, :, None] & c_there[None, None, :], other=0.0)
-            b = tl.reshape(b3, [BP, TS * CB])
+            if FLAT:
+                b = tl.load(x_base + x_row[:, None] + (tap_move + pair_c * x_c)[None, :], mask=valid, other=0.0)
+            else:
+                b3 = tl.load(x_base + (x_row[:, None] + tap_move[None, :])[:, :, None] + (c * x_c)[None, None, :],
+                             mask=valid[:, :, None] & c_there[None, None, :], other=0.0)
+                b = tl.reshape(b3, [BP, TS * CB])
         a = tl.load(dy_base + dy_row[:, None] + (k * y_c)[None, :], mask=there[:, None] & k_there[None, :], other=0.0)
         a = as_operand(a, table, ROUND)
         b = as_operand(b, table, ROUND)
@@ -103,8 +112,9 @@ def weight_kernel(
         if has_nan(acc):
             acc = acc * 0
             acc = tl.where(acc == acc, acc, 0)
-            pair_tap = tl.reshape(tl.broadcast_to(tap[:, None], [TS, CB]), [TS * CB])
-            for t in range(tap_tile * TS, tl.minimum(tap_tile * TS + TS, TAPS)):
+            first_tap = tl.min(pair_tap, 0)
+            last_tap = tl.minimum(tl.max(pair_tap, 0), TAPS - 1)
+            for t in range(first_tap, last_tap + 1):
                 one0 = (t // (K2 * K1)) * D0 - P0
                 one1 = ((t // K2) % K1) * D1 - P1
                 one2 = (t % K2) * D2 - P2
@@ -121,10 +131,9 @@ def weight_kernel(
                              + wide(i2, WIDE) * x_2)
                     a = tl.load(dy_base + dy_row[:, None] + (k * y_c)[None, :],
                                 mask=there[:, None] & k_there[None, :], other=0.0)
-                    pair_c = tl.reshape(tl.broadcast_to(c[None, :], [TS, CB]), [TS * CB])
                     mine = pair_tap == t
                     b = tl.load(x_base + x_row[:, None] + (pair_c * x_c)[None, :],
-                                mask=there[:, None] & (mine & (pair_c < CHANNELS))[None, :], other=0.0)
+                                mask=there[:, None] & (mine & pair_there)[None, :], other=0.0)
                     a = as_operand(a, table, ROUND)
                     b = as_operand(b, table, ROUND)
                     if SWAP:
@@ -133,19 +142,18 @@ def weight_kernel(
                         acc += tl.where(mine[None, :], tl.dot(tl.trans(a), b, input_precision="ieee", out_dtype=ACC), 0)
 
     # columns are (tap, channel); a tile of several groups keeps the products within a group
-    tap_at = wide(tap0, WIDE) * r_0 + wide(tap1, WIDE) * r_1 + wide(tap2, WIDE) * r_2
-    column_at = tl.reshape(tap_at[:, None] + wide(c % CG, WIDE)[None, :] * r_i, [TS * CB])
-    column_there = tl.reshape(tap_there[:, None] & c_there[None, :], [TS * CB])
-    column_group = tl.reshape(tl.broadcast_to((c // CG)[None, :], [TS, CB]), [TS * CB])
+    column_at = (wide(pair_tap // (K2 * K1), WIDE) * r_0 + wide((pair_tap // K2) % K1, WIDE) * r_1
+                 + wide(pair_tap % K2, WIDE) * r_2 + wide(pair_c % CG, WIDE) * r_i)
+    column_group = pair_c // CG
     row_at = wide(super_group * ROWS + k, WIDE) * r_o + wide(split, WIDE) * r_split
     if SWAP:
         where = column_at[:, None] + row_at[None, :]
-        mask = column_there[:, None] & k_there[None, :]
+        mask = pair_there[:, None] & k_there[None, :]
         if GP > 1:
             mask = mask & (column_group[:, None] == (k // KG)[None, :])
     else:
         where = row_at[:, None] + column_at[None, :]
-        mask = k_there[:, None] & column_there[None, :]
+        mask = k_there[:, None] & pair_there[None, :]
         if GP > 1:
             mask = mask & ((k // KG)[:, None] == column_group[None, :])
     tl.store(result + where, acc.to(result.dtype.element_ty), mask=mask)

@@ -1,0 +1,184 @@
+"""Depthwise input gradient, weight gradient and bias gradient from one read of dy and x.
+
+Seen from the input, dx[i] = sum of dy[o]*w[k] and dw[k] += x[i]*dy[o] use the same elements of dy. The phases of a
+strided layer split inputs and taps alike, so each phase of a tile feeds its own taps.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+import triton
+import triton.language as tl
+
+from .depthwise import (
+    as_sum,
+    column_used,
+    first_tap,
+    highest_column,
+    lowest_column,
+    replaced,
+    slot_at,
+    slot_count,
+    source_shift,
+    tap_step,
+)
+from .elements import position, wide
+from .gather import inside, phase_of_axis
+
+
+@triton.jit
+def fused_kernel(
+        dy, x, weight, dx, partial, bias_partial, table,
+        N, Q0, Q1, Q2, X0, X1, X2, J0, J1, JB, C, row_tiles, run,
+        yn, yc, y0, y1, y2, xn, xc, x0, x1, x2, w_c, w_0, w_1, w_2, rn, rc, r0, r1, r2, p_split, p_tap, p_c,
+        YALIGN: tl.constexpr, XALIGN: tl.constexpr, RALIGN: tl.constexpr,
+        K0: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr,
+        T0: tl.constexpr, T1: tl.constexpr, T2: tl.constexpr,
+        D0: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr,
+        P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
+        G0: tl.constexpr, G1: tl.constexpr, G2: tl.constexpr,
+        V0: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr,
+        BIAS: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr,  # tap that links o with i = o*stride
+        WIDE: tl.constexpr, ROUND: tl.constexpr, BIAS_ROUND: tl.constexpr, ACC: tl.constexpr,
+        UW: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr):
+    y_n, y_0, y_1, y_2 = yn * YALIGN, y0 * YALIGN, y1 * YALIGN, y2 * YALIGN
+    x_n, x_0, x_1, x_2 = xn * XALIGN, x0 * XALIGN, x1 * XALIGN, x2 * XALIGN
+    r_n, r_0, r_1, r_2 = rn * RALIGN, r0 * RALIGN, r1 * RALIGN, r2 * RALIGN
+    MOVE2: tl.constexpr = -(D2 // G2)
+    channel_tiles = tl.cdiv(C, BC)
+    pid = tl.program_id(0)
+    c = (pid % channel_tiles) * BC + tl.arange(0, BC)
+    c_there = (c < C)[None, :]
+    split = pid // channel_tiles
+    begin = split * run
+    end = tl.minimum(begin + run, row_tiles)
+    dw = (tl.zeros([BR, BC], dtype=ACC),) * (K0 * K1 * K2)
+    bias = tl.zeros([BR, BC], dtype=ACC)
+    suspect = tl.zeros([BR, BC], dtype=ACC)
+    dy_c = (wide(c, WIDE) * yc)[None, :]
+    x_c = (wide(c, WIDE) * xc)[None, :]
+    dx_c = (wide(c, WIDE) * rc)[None, :]
+    for tile in range(begin, end):
+        n, j0, j1, jb = position(tile * BR + tl.arange(0, BR), J0, J1, JB)
+        for ph0 in tl.static_range(T0):
+            for ph1 in tl.static_range(T1):
+                i0 = j0 * T0 + ph0
+                i1 = j1 * T1 + ph1
+                row_there = (n < N) & (i0 < X0) & (i1 < X1)
+                x_row = x + (wide(n, WIDE) * x_n + wide(i0, WIDE) * x_0 + wide(i1, WIDE) * x_1)[:, None] + x_c
+                dx_row = dx + (wide(n, WIDE) * r_n + wide(i0, WIDE) * r_0 + wide(i1, WIDE) * r_1)[:, None] + dx_c
+                for ph2 in tl.static_range(T2):
+                    SLOTS0: tl.constexpr = slot_count(ph0, T0, D0, P0, K0)
+                    SLOTS1: tl.constexpr = slot_count(ph1, T1, D1, P1, K1)
+                    SLOTS2: tl.constexpr = slot_count(ph2, T2, D2, P2, K2)
+                    sums = (tl.zeros([BR, BC], dtype=ACC),) * UW
+                    if SLOTS0 * SLOTS1 * SLOTS2 > 0:
+                        inputs = ()
+                        for u in tl.static_range(UW):
+                            i2 = (jb * UW + u) * T2 + ph2
+                            value = tl.load(x_row + (wide(i2, WIDE) * x_2)[:, None],
+                                            mask=(row_there & (i2 < X2))[:, None] & c_there, other=0.0)
+                            inputs = inputs + (as_sum(value, table, ROUND, ACC),)
+                        LOW: tl.constexpr = lowest_column(MOVE2, SLOTS2)
+                        HIGH: tl.constexpr = highest_column(UW, 1, MOVE2, SLOTS2)
+                        SHIFT2: tl.constexpr = source_shift(ph2, T2, D2, P2, K2)
+                        FIRST2: tl.constexpr = first_tap(ph2, T2, D2, P2, K2)
+                        for m0 in tl.static_range(SLOTS0):
+                            for m1 in tl.static_range(SLOTS1):
+                                TAP0: tl.constexpr = first_tap(ph0, T0, D0, P0, K0) + m0 * tap_step(T0, D0)
+                                TAP1: tl.constexpr = first_tap(ph1, T1, D1, P1, K1) + m1 * tap_step(T1, D1)
+                                o0 = j0 + (source_shift(ph0, T0, D0, P0, K0) - m0 * (D0 // G0))
+                                o1 = j1 + (source_shift(ph1, T1, D1, P1, K1) - m1 * (D1 // G1))
+                                valid = (n < N) & inside(o0, Q0) & inside(o1, Q1)
+                                line = dy + (wide(n, WIDE) * y_n + wide(o0, WIDE) * y_0
+                                             + wide(o1, WIDE) * y_1)[:, None] + dy_c
+                                taps = ()
+                                for m in tl.static_range(SLOTS2):
+                                    tap = tl.load(weight + c * w_c + TAP0 * w_0 + TAP1 * w_1
+                                                  + (FIRST2 + m * tap_step(T2, D2)) * w_2, mask=c < C, other=0.0)
+                                    taps = taps + (as_sum(tap, table, ROUND, ACC)[None, :],)
+                                for column in tl.static_range(LOW, HIGH + 1):
+                                    if column_used(column, UW, 1, MOVE2, SLOTS2):
+                                        o2 = jb * UW + (SHIFT2 + column)
+                                        stored = tl.load(line + (wide(o2, WIDE) * y_2)[:, None],
+                                                         mask=(valid & inside(o2, Q2))[:, None] & c_there, other=0.0)
+                                        grad = as_sum(stored, table, ROUND, ACC)
+                                        for u in tl.static_range(UW):
+                                            SLOT: tl.constexpr = slot_at(column, u, 1, MOVE2, SLOTS2)
+                                            if SLOT >= 0:
+                                                TAP2: tl.constexpr = FIRST2 + SLOT * tap_step(T2, D2)
+                                                AT: tl.constexpr = (TAP0 * K1 + TAP1) * K2 + TAP2
+                                                sums = replaced(sums, u, sums[u] + grad * taps[SLOT])
+                                                dw = replaced(dw, AT, dw[AT] + inputs[u] * grad)
+                                                if BIAS and TAP0 == B0 and TAP1 == B1 and TAP2 == B2:
+                                                    bias += as_sum(stored, table, BIAS_ROUND, ACC)
+                    for u in tl.static_range(UW):
+                        i2 = (jb * UW + u) * T2 + ph2
+                        suspect += sums[u] * 0
+                        tl.store(dx_row + (wide(i2, WIDE) * r_2)[:, None], sums[u].to(dx.dtype.element_ty),
+                                 mask=(row_there & (i2 < X2))[:, None] & c_there)
+
+    # A zero that stands for padding times an infinite operand gives NaN: then do the run again, masking every product.
+    out = partial + split.to(tl.int64) * p_split + c * p_c
+    for e in tl.static_range(K0 * K1 * K2):
+        suspect += dw[e] * 0
+    if tl.max(tl.max((suspect != suspect).to(tl.int32), 1), 0) == 0:
+        for e in tl.static_range(K0 * K1 * K2):
+            tl.store(out + e * p_tap, tl.sum(dw[e], 0).to(partial.dtype.element_ty), mask=c < C)
+    else:
+        for tile in range(begin * (T0 * T1 * T2 * UW), end * (T0 * T1 * T2 * UW)):
+            f_n, f_j0, f_j1, f_jb = position((tile // (T0 * T1 * T2 * UW)) * BR + tl.arange(0, BR), J0, J1, JB)
+            phase = (tile // UW) % (T0 * T1 * T2)
+            f_j2 = f_jb * UW + tile % UW
+            first0, slots0, shift0 = phase_of_axis(phase // (T1 * T2), T0, D0, P0, K0, G0, V0)
+            first1, slots1, shift1 = phase_of_axis((phase // T2) % T1, T1, D1, P1, K1, G1, V1)
+            first2, slots2, shift2 = phase_of_axis(phase % T2, T2, D2, P2, K2, G2, V2)
+            again = tl.zeros([BR, BC], dtype=ACC)
+            for step in range(0, slots0 * slots1 * slots2):
+                e0 = step // (slots2 * slots1)
+                e1 = (step // slots2) % slots1
+                e2 = step % slots2
+                f_o0 = f_j0 + shift0 - e0 * (D0 // G0)
+                f_o1 = f_j1 + shift1 - e1 * (D1 // G1)
+                f_o2 = f_j2 + shift2 - e2 * (D2 // G2)
+                ok = ((f_n < N) & inside(f_o0, Q0) & inside(f_o1, Q1) & inside(f_o2, Q2))[:, None] & c_there
+                at = (wide(f_n, WIDE) * y_n + wide(f_o0, WIDE) * y_0 + wide(f_o1, WIDE) * y_1
+                      + wide(f_o2, WIDE) * y_2)[:, None] + dy_c
+                by = tl.load(weight + c * w_c + (first0 + e0 * (T0 // G0)) * w_0 + (first1 + e1 * (T1 // G1)) * w_1
+                             + (first2 + e2 * (T2 // G2)) * w_2, mask=c < C, other=0.0)
+                one = as_sum(tl.load(dy + at, mask=ok, other=0.0), table, ROUND, ACC)
+                again += tl.where(ok, one * as_sum(by, table, ROUND, ACC)[None, :], 0)
+            f_i0 = f_j0 * T0 + phase // (T1 * T2)
+            f_i1 = f_j1 * T1 + (phase // T2) % T1
+            f_i2 = f_j2 * T2 + phase % T2
+            to = (wide(f_n, WIDE) * r_n + wide(f_i0, WIDE) * r_0 + wide(f_i1, WIDE) * r_1
+                  + wide(f_i2, WIDE) * r_2)[:, None] + dx_c
+            tl.store(dx + to, again.to(dx.dtype.element_ty),
+                     mask=((f_n < N) & (f_i0 < X0) & (f_i1 < X1) & (f_i2 < X2))[:, None] & c_there)
+        for tap in range(0, K0 * K1 * K2):
+            reach0 = (tap // (K2 * K1)) * D0 - P0
+            reach1 = ((tap // K2) % K1) * D1 - P1
+            reach2 = (tap % K2) * D2 - P2
+            phase0 = ((reach0 % T0) + T0) % T0
+            phase1 = ((reach1 % T1) + T1) % T1
+            phase2 = ((reach2 % T2) + T2) % T2
+            again = tl.zeros([BR, BC], dtype=ACC)
+            for tile in range(begin * UW, end * UW):
+                f_n, f_j0, f_j1, f_jb = position((tile // UW) * BR + tl.arange(0, BR), J0, J1, JB)
+                f_i0 = f_j0 * T0 + phase0
+                f_i1 = f_j1 * T1 + phase1
+                f_i2 = (f_jb * UW + tile % UW) * T2 + phase2
+                # o*stride = i - reach, and both sides are multiples of the stride here
+                f_o0 = f_j0 + (phase0 - reach0) // T0
+                f_o1 = f_j1 + (phase1 - reach1) // T1
+                f_o2 = f_jb * UW + tile % UW + (phase2 - reach2) // T2
+                ok = ((f_n < N) & (f_i0 < X0) & (f_i1 < X1) & (f_i2 < X2) & inside(f_o0, Q0) & inside(f_o1, Q1)
+                      & inside(f_o2, Q2))[:, None] & c_there
+                from_x = (wide(f_n, WIDE) * x_n + wide(f_i0, WIDE) * x_0 + wide(f_i1, WIDE) * x_1
+                          + wide(f_i2, WIDE) * x_2)[:, None] + x_c
+                from_y = (wide(f_n, WIDE) * y_n + wide(f_o0, WIDE) * y_0 + wide(f_o1, WIDE) * y_1
+                          + wide(f_o2, WIDE) * y_2)[:, None] + dy_c
+                one = as_sum(tl.load(dy + from_y, mask=ok, other=0.0), table, ROUND, ACC)
+                again += one * as_sum(tl.load(x + from_x, mask=ok, other=0.0), table, ROUND, ACC)
+            tl.store(out + tap * p_tap, tl.sum(again, 0).to(partial.dtype.element_ty), mask=c < C)
+    if BIAS:
+        tl.store(bias_partial + split.to(tl.int64) * C + c, tl.sum(bias, 0).to(bias_partial.dtype.element_ty),
+                 mask=c < C)
