@@ -57,14 +57,54 @@ def highest_column(neighbours, step, move, slots):
 
 
 @triton.jit
-def replaced(values, at: tl.constexpr, value):
-    """The tuple with one element replaced."""
-    return values[:at] + (value,) + values[at + 1:]
+def as_sum(value, table, ROUND: tl.constexpr, ACC: tl.constexpr):
+    return as_operand(value, table, ROUND).to(ACC)
 
 
 @triton.jit
-def as_sum(value, table, ROUND: tl.constexpr, ACC: tl.constexpr):
-    return as_operand(value, table, ROUND).to(ACC)
+def load_taps(weight, w_step, mask, table, SLOTS: tl.constexpr, ROUND: tl.constexpr, ACC: tl.constexpr):
+    """The weights of the slots of one line, each a row of channels."""
+    taps = ()
+    for m in tl.static_range(SLOTS):
+        tap = tl.load(weight + m * w_step, mask=mask, other=0.0)
+        taps = taps + (as_sum(tap, table, ROUND, ACC)[None, :],)
+    return taps
+
+
+# NOTE: a line of taps is one function, the same for all lines, so that the compiler's front end reads it once: unrolling
+# all taps of a 7x7 kernel in place took 20 s to compile.
+@triton.jit
+def gather_line(sums, line, taps, valid, a2, S2, s_2, table, SHIFT: tl.constexpr, UW: tl.constexpr, STEP: tl.constexpr,
+                MOVE: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, ACC: tl.constexpr):
+    """Load every column of a source line that some neighbour needs and add it, times its tap, to their sums."""
+    for column in tl.static_range(lowest_column(MOVE, SLOTS), highest_column(UW, STEP, MOVE, SLOTS) + 1):
+        if column_used(column, UW, STEP, MOVE, SLOTS):
+            place = a2 + (SHIFT + column)
+            value = tl.load(line + (wide(place, WIDE) * s_2)[:, None],
+                            mask=valid & ((place >= 0) & (place < S2))[:, None], other=0.0)
+            value = as_sum(value, table, ROUND, ACC)
+            for u in tl.static_range(UW):
+                if slot_at(column, u, STEP, MOVE, SLOTS) >= 0:
+                    sums = sums[:u] + (sums[u] + value * taps[slot_at(column, u, STEP, MOVE, SLOTS)],) + sums[u + 1:]
+    return sums
+
+
+@triton.jit
+def weight_line(sums, line, grads, valid, a2, X2, x_2, table, UW: tl.constexpr, STEP: tl.constexpr, MOVE: tl.constexpr,
+                SLOTS: tl.constexpr, PAD: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, ACC: tl.constexpr):
+    """Load every column of a line of x once and add it, times the neighbours' dy, to the sums of the line's taps."""
+    for column in tl.static_range(highest_column(UW, STEP, MOVE, SLOTS) + 1):
+        if column_used(column, UW, STEP, MOVE, SLOTS):
+            place = a2 + (column - PAD)
+            value = tl.load(line + (wide(place, WIDE) * x_2)[:, None],
+                            mask=valid & ((place >= 0) & (place < X2))[:, None], other=0.0)
+            value = as_sum(value, table, ROUND, ACC)
+            for u in tl.static_range(UW):
+                if slot_at(column, u, STEP, MOVE, SLOTS) >= 0:
+                    sums = sums[:slot_at(column, u, STEP, MOVE, SLOTS)] \
+                        + (sums[slot_at(column, u, STEP, MOVE, SLOTS)] + grads[u] * value,) \
+                        + sums[slot_at(column, u, STEP, MOVE, SLOTS) + 1:]
+    return sums
 
 
 @triton.jit
@@ -122,38 +162,28 @@ def depthwise_gather_kernel(
         m1 = outer % slots1
         o0 = a0 + m0 * MOVE0
         o1 = a1 + m1 * MOVE1
-        valid = (n < N) & inside(o0, S0) & inside(o1, S1)
+        valid = ((n < N) & inside(o0, S0) & inside(o1, S1))[:, None] & c_there
         line = source + base + (wide(o0, WIDE) * s_0 + wide(o1, WIDE) * s_1)[:, None]
         tap0 = first0 + m0 * (T0 // G0) if INPUT else m0
         tap1 = first1 + m1 * (T1 // G1) if INPUT else m1
-        for ph2 in tl.static_range(LAST_PHASES):
-            SLOTS: tl.constexpr = slot_count(ph2, T2, D2, P2, K2) if INPUT else K2
-            if SLOTS > 0:
-                FIRST: tl.constexpr = first_tap(ph2, T2, D2, P2, K2) if INPUT else 0
-                SHIFT: tl.constexpr = source_shift(ph2, T2, D2, P2, K2) if INPUT else -P2
-                TAP_STEP: tl.constexpr = tap_step(T2, D2) if INPUT else 1
-                LOW: tl.constexpr = lowest_column(MOVE2, SLOTS)
-                HIGH: tl.constexpr = highest_column(UW, STEP2, MOVE2, SLOTS)
-                taps = ()
-                for m in tl.static_range(SLOTS):
-                    tap = tl.load(weight_base + tap0 * w_0 + tap1 * w_1 + (FIRST + m * TAP_STEP) * w_2, mask=c < C,
-                                  other=0.0)
-                    taps = taps + (as_sum(tap, table, ROUND, ACC)[None, :],)
-                for column in tl.static_range(LOW, HIGH + 1):
-                    if column_used(column, UW, STEP2, MOVE2, SLOTS):
-                        place = a2 + (SHIFT + column)
-                        value = tl.load(line + (wide(place, WIDE) * s_2)[:, None],
-                                        mask=(valid & inside(place, S2))[:, None] & c_there, other=0.0)
-                        value = as_sum(value, table, ROUND, ACC)
-                        for u in tl.static_range(UW):
-                            SLOT: tl.constexpr = slot_at(column, u, STEP2, MOVE2, SLOTS)
-                            if SLOT >= 0:
-                                acc = replaced(acc, ph2 * UW + u, acc[ph2 * UW + u] + value * taps[SLOT])
+        line_weight = weight_base + tap0 * w_0 + tap1 * w_1
+        if INPUT:
+            for ph2 in tl.static_range(T2):
+                if slot_count(ph2, T2, D2, P2, K2) > 0:
+                    taps = load_taps(line_weight + first_tap(ph2, T2, D2, P2, K2) * w_2, tap_step(T2, D2) * w_2, c < C,
+                                     table, slot_count(ph2, T2, D2, P2, K2), ROUND, ACC)
+                    acc = acc[:ph2 * UW] + gather_line(
+                        acc[ph2 * UW:ph2 * UW + UW], line, taps, valid, a2, S2, s_2, table,
+                        source_shift(ph2, T2, D2, P2, K2), UW, 1, MOVE2, slot_count(ph2, T2, D2, P2, K2), WIDE, ROUND,
+                        ACC) + acc[ph2 * UW + UW:]
+        else:
+            taps = load_taps(line_weight, w_2, c < C, table, K2, ROUND, ACC)
+            acc = gather_line(acc, line, taps, valid, a2, S2, s_2, table, -P2, UW, T2, MOVE2, K2, WIDE, ROUND, ACC)
 
     # A zero that stands for padding times an infinite weight gives NaN: then sum again, masking every product.
     suspect = acc[0] * 0
-    for e in tl.static_range(1, LAST_PHASES * UW):
-        suspect += acc[e] * 0
+    for other in tl.static_range(1, LAST_PHASES * UW):
+        suspect += acc[other] * 0
     if tl.max(tl.max((suspect != suspect).to(tl.int32), 1), 0) == 0:
         for ph2 in tl.static_range(LAST_PHASES):
             for u in tl.static_range(UW):
@@ -204,7 +234,6 @@ def depthwise_weight_kernel(
     y_n, y_0, y_1, y_2 = yn * YALIGN, y0 * YALIGN, y1 * YALIGN, y2 * YALIGN
     x_n, x_0, x_1, x_2 = xn * XALIGN, x0 * XALIGN, x1 * XALIGN, x2 * XALIGN
     LINE_TILES: tl.constexpr = (K0 * K1 + LINES - 1) // LINES
-    HIGH: tl.constexpr = highest_column(UW, T2, D2, K2)
     channel_tiles = tl.cdiv(C, BC)
     pid = tl.program_id(0)
     c = (pid % channel_tiles) * BC + tl.arange(0, BC)
@@ -233,25 +262,17 @@ def depthwise_weight_kernel(
             line = line_tile * LINES + r
             i0 = q0 * T0 + (line // K1) * D0 - P0
             i1 = q1 * T1 + (line % K1) * D1 - P1
-            valid = there & inside(i0, X0) & inside(i1, X1) & (line < K0 * K1)
+            valid = (there & inside(i0, X0) & inside(i1, X1) & (line < K0 * K1))[:, None] & c_there
             base = x + (wide(n, WIDE) * x_n + wide(i0, WIDE) * x_0 + wide(i1, WIDE) * x_1)[:, None] \
                 + (wide(c, WIDE) * xc)[None, :]
-            for column in tl.static_range(HIGH + 1):
-                if column_used(column, UW, T2, D2, K2):
-                    i2 = qb * (UW * T2) + (column - P2)
-                    value = tl.load(base + (wide(i2, WIDE) * x_2)[:, None],
-                                    mask=(valid & inside(i2, X2))[:, None] & c_there, other=0.0)
-                    value = as_sum(value, table, ROUND, ACC)
-                    for u in tl.static_range(UW):
-                        SLOT: tl.constexpr = slot_at(column, u, T2, D2, K2)
-                        if SLOT >= 0:
-                            acc = replaced(acc, r * K2 + SLOT, acc[r * K2 + SLOT] + grads[u] * value)
+            acc = acc[:r * K2] + weight_line(acc[r * K2:r * K2 + K2], base, grads, valid, qb * (UW * T2), X2, x_2, table,
+                                             UW, T2, D2, K2, P2, WIDE, ROUND, ACC) + acc[r * K2 + K2:]
 
     # A zero that stands for padding times an infinite operand gives NaN: then sum again, masking every product.
     out = partial + split.to(tl.int64) * p_split + c * p_c
     suspect = acc[0] * 0
-    for e in tl.static_range(1, LINES * K2):
-        suspect += acc[e] * 0
+    for other in tl.static_range(1, LINES * K2):
+        suspect += acc[other] * 0
     if tl.max(tl.max((suspect != suspect).to(tl.int32), 1), 0) == 0:
         for r in tl.static_range(LINES):
             for m in tl.static_range(K2):

@@ -41,7 +41,7 @@ def channel_width(channels: int, contiguous: bool) -> int:
     """Channels of a tile: the width that wastes least, wide first; 1 where channels are not neighbours in memory."""
     if not contiguous:
         return 1
-    return min((64, 32, 16, 8), key=lambda width: -(-channels // width) * width * (1.0 if width > 16 else 1.1))
+    return min((64, 32, 16), key=lambda width: -(-channels // width) * width * (1.0 if width > 16 else 1.1))
 
 
 def neighbours(extent: int, step: int, move: int, slots: int, most: int) -> int:
@@ -112,8 +112,7 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> P
     bias = "bias" in problem.results
     tile = tile_for(geo, geo.y[2], geo.stride[2], channels_last(problem), 8 if geo.kernel[2] <= 4 or geo.taps > 49 else 4)
     lines = geo.kernel[0] * geo.kernel[1]
-    line_tiles = -(-geo.taps // LINE_TAPS) if geo.kernel[2] <= LINE_TAPS else lines
-    per_program = -(-lines // min(lines, line_tiles))
+    per_program = -(-lines // -(-lines // max(1, min(lines, LINE_TAPS // geo.kernel[2]))))  # evenly
     blocks = (geo.y[0], geo.y[1], -(-geo.y[2] // tile.UW))
     row_tiles = -(-geo.batch * math.prod(blocks) // tile.BR)
     programs = -(-geo.groups // tile.BC) * -(-lines // per_program)

@@ -13,8 +13,8 @@ from .depthwise import (
     column_used,
     first_tap,
     highest_column,
+    load_taps,
     lowest_column,
-    replaced,
     slot_at,
     slot_count,
     source_shift,
@@ -22,6 +22,69 @@ from .depthwise import (
 )
 from .elements import position, wide
 from .gather import inside, phase_of_axis
+
+
+# NOTE: one function per line of taps, as in depthwise.py, to keep compilation short.
+@triton.jit
+def fused_line(dx, dw, bias, line, taps, inputs, valid, a2, Q2, y_2, table, SHIFT: tl.constexpr, UW: tl.constexpr,
+               MOVE: tl.constexpr, SLOTS: tl.constexpr, BIAS_SLOT: tl.constexpr, WIDE: tl.constexpr,
+               ROUND: tl.constexpr, BIAS_ROUND: tl.constexpr, ACC: tl.constexpr):
+    """Load every column of a line of dy once and add it to dx, to dw and, if the line has the slot for it, to db."""
+    for column in tl.static_range(lowest_column(MOVE, SLOTS), highest_column(UW, 1, MOVE, SLOTS) + 1):
+        if column_used(column, UW, 1, MOVE, SLOTS):
+            place = a2 + (SHIFT + column)
+            stored = tl.load(line + (wide(place, WIDE) * y_2)[:, None],
+                             mask=valid & ((place >= 0) & (place < Q2))[:, None], other=0.0)
+            grad = as_sum(stored, table, ROUND, ACC)
+            for u in tl.static_range(UW):
+                if slot_at(column, u, 1, MOVE, SLOTS) >= 0:
+                    dx = dx[:u] + (dx[u] + grad * taps[slot_at(column, u, 1, MOVE, SLOTS)],) + dx[u + 1:]
+                    dw = dw[:slot_at(column, u, 1, MOVE, SLOTS)] \
+                        + (dw[slot_at(column, u, 1, MOVE, SLOTS)] + inputs[u] * grad,) \
+                        + dw[slot_at(column, u, 1, MOVE, SLOTS) + 1:]
+            if BIAS_SLOT >= 0 and column >= BIAS_SLOT * MOVE and column < BIAS_SLOT * MOVE + UW:
+                bias += as_sum(stored, table, BIAS_ROUND, ACC)
+    return dx, dw, bias
+
+
+@triton.constexpr_function
+def first_sum(slot0, slot1, ph0, ph1, ph2, T0, T1, T2, D0, D1, D2, P0, P1, P2, K0, K1, K2):
+    """Where the sums of a line of taps start: lines are stored phase by phase, so that each is one run of the tuple."""
+    before = 0
+    for a in range(T0):
+        for b in range(T1):
+            for c in range(T2):
+                counts = [sum((p + pad - k * d) % t == 0 for k in range(kernel))
+                          for p, pad, d, t, kernel in ((a, P0, D0, T0, K0), (b, P1, D1, T1, K1), (c, P2, D2, T2, K2))]
+                if (a, b, c) == (ph0, ph1, ph2):
+                    return before + (slot0 * counts[1] + slot1) * counts[2]
+                before += counts[0] * counts[1] * counts[2]
+
+
+@triton.constexpr_function
+def tap_of_sum(index, T0, T1, T2, D0, D1, D2, P0, P1, P2, K0, K1, K2):
+    """Flat tap whose sum is stored at `index` (see first_sum)."""
+    order = [(k0 * K1 + k1) * K2 + k2
+             for a in range(T0) for b in range(T1) for c in range(T2)
+             for k0 in range(K0) if (a + P0 - k0 * D0) % T0 == 0
+             for k1 in range(K1) if (b + P1 - k1 * D1) % T1 == 0
+             for k2 in range(K2) if (c + P2 - k2 * D2) % T2 == 0]
+    return order[index]
+
+
+@triton.constexpr_function
+def bias_slot(wanted, tap0, tap1, b0, b1, b2, first, step, slots):
+    """Slot of a line that holds the tap (b0, b1, b2), through which every output is seen once; -1 for none."""
+    if not wanted or tap0 != b0 or tap1 != b1:
+        return -1
+    return next((m for m in range(slots) if first + m * step == b2), -1)
+
+
+@triton.constexpr_function
+def tap_at(slot, phase, stride, dilation, pad, kernel):
+    """Tap of a slot of a phase."""
+    taps = [k for k in range(kernel) if (phase + pad - k * dilation) % stride == 0]
+    return taps[slot]
 
 
 @triton.jit
@@ -66,50 +129,39 @@ def fused_kernel(
                 x_row = x + (wide(n, WIDE) * x_n + wide(i0, WIDE) * x_0 + wide(i1, WIDE) * x_1)[:, None] + x_c
                 dx_row = dx + (wide(n, WIDE) * r_n + wide(i0, WIDE) * r_0 + wide(i1, WIDE) * r_1)[:, None] + dx_c
                 for ph2 in tl.static_range(T2):
-                    SLOTS0: tl.constexpr = slot_count(ph0, T0, D0, P0, K0)
-                    SLOTS1: tl.constexpr = slot_count(ph1, T1, D1, P1, K1)
-                    SLOTS2: tl.constexpr = slot_count(ph2, T2, D2, P2, K2)
                     sums = (tl.zeros([BR, BC], dtype=ACC),) * UW
-                    if SLOTS0 * SLOTS1 * SLOTS2 > 0:
-                        inputs = ()
-                        for u in tl.static_range(UW):
-                            i2 = (jb * UW + u) * T2 + ph2
-                            value = tl.load(x_row + (wide(i2, WIDE) * x_2)[:, None],
-                                            mask=(row_there & (i2 < X2))[:, None] & c_there, other=0.0)
-                            inputs = inputs + (as_sum(value, table, ROUND, ACC),)
-                        LOW: tl.constexpr = lowest_column(MOVE2, SLOTS2)
-                        HIGH: tl.constexpr = highest_column(UW, 1, MOVE2, SLOTS2)
-                        SHIFT2: tl.constexpr = source_shift(ph2, T2, D2, P2, K2)
-                        FIRST2: tl.constexpr = first_tap(ph2, T2, D2, P2, K2)
-                        for m0 in tl.static_range(SLOTS0):
-                            for m1 in tl.static_range(SLOTS1):
-                                TAP0: tl.constexpr = first_tap(ph0, T0, D0, P0, K0) + m0 * tap_step(T0, D0)
-                                TAP1: tl.constexpr = first_tap(ph1, T1, D1, P1, K1) + m1 * tap_step(T1, D1)
-                                o0 = j0 + (source_shift(ph0, T0, D0, P0, K0) - m0 * (D0 // G0))
-                                o1 = j1 + (source_shift(ph1, T1, D1, P1, K1) - m1 * (D1 // G1))
-                                valid = (n < N) & inside(o0, Q0) & inside(o1, Q1)
-                                line = dy + (wide(n, WIDE) * y_n + wide(o0, WIDE) * y_0
-                                             + wide(o1, WIDE) * y_1)[:, None] + dy_c
-                                taps = ()
-                                for m in tl.static_range(SLOTS2):
-                                    tap = tl.load(weight + c * w_c + TAP0 * w_0 + TAP1 * w_1
-                                                  + (FIRST2 + m * tap_step(T2, D2)) * w_2, mask=c < C, other=0.0)
-                                    taps = taps + (as_sum(tap, table, ROUND, ACC)[None, :],)
-                                for column in tl.static_range(LOW, HIGH + 1):
-                                    if column_used(column, UW, 1, MOVE2, SLOTS2):
-                                        o2 = jb * UW + (SHIFT2 + column)
-                                        stored = tl.load(line + (wide(o2, WIDE) * y_2)[:, None],
-                                                         mask=(valid & inside(o2, Q2))[:, None] & c_there, other=0.0)
-                                        grad = as_sum(stored, table, ROUND, ACC)
-                                        for u in tl.static_range(UW):
-                                            SLOT: tl.constexpr = slot_at(column, u, 1, MOVE2, SLOTS2)
-                                            if SLOT >= 0:
-                                                TAP2: tl.constexpr = FIRST2 + SLOT * tap_step(T2, D2)
-                                                AT: tl.constexpr = (TAP0 * K1 + TAP1) * K2 + TAP2
-                                                sums = replaced(sums, u, sums[u] + grad * taps[SLOT])
-                                                dw = replaced(dw, AT, dw[AT] + inputs[u] * grad)
-                                                if BIAS and TAP0 == B0 and TAP1 == B1 and TAP2 == B2:
-                                                    bias += as_sum(stored, table, BIAS_ROUND, ACC)
+                    inputs = ()
+                    for u in tl.static_range(UW):
+                        i2 = (jb * UW + u) * T2 + ph2
+                        value = tl.load(x_row + (wide(i2, WIDE) * x_2)[:, None],
+                                        mask=(row_there & (i2 < X2))[:, None] & c_there, other=0.0)
+                        inputs = inputs + (as_sum(value, table, ROUND, ACC),)
+                    for m0 in tl.static_range(slot_count(ph0, T0, D0, P0, K0)):
+                        for m1 in tl.static_range(slot_count(ph1, T1, D1, P1, K1)):
+                            o0 = j0 + (source_shift(ph0, T0, D0, P0, K0) - m0 * (D0 // G0))
+                            o1 = j1 + (source_shift(ph1, T1, D1, P1, K1) - m1 * (D1 // G1))
+                            valid = ((n < N) & inside(o0, Q0) & inside(o1, Q1))[:, None] & c_there
+                            line = dy + (wide(n, WIDE) * y_n + wide(o0, WIDE) * y_0
+                                         + wide(o1, WIDE) * y_1)[:, None] + dy_c
+                            if slot_count(ph2, T2, D2, P2, K2) > 0:
+                                taps = load_taps(
+                                    weight + c * w_c + tap_at(m0, ph0, T0, D0, P0, K0) * w_0
+                                    + tap_at(m1, ph1, T1, D1, P1, K1) * w_1 + first_tap(ph2, T2, D2, P2, K2) * w_2,
+                                    tap_step(T2, D2) * w_2, c < C, table, slot_count(ph2, T2, D2, P2, K2), ROUND, ACC)
+                                sums, line_sums, bias = fused_line(
+                                    sums, dw[first_sum(m0, m1, ph0, ph1, ph2, T0, T1, T2, D0, D1, D2, P0, P1, P2, K0, K1,
+                                                       K2):
+                                             first_sum(m0, m1, ph0, ph1, ph2, T0, T1, T2, D0, D1, D2, P0, P1, P2, K0, K1,
+                                                       K2) + slot_count(ph2, T2, D2, P2, K2)],
+                                    bias, line, taps, inputs, valid, jb * UW, Q2, y_2, table,
+                                    source_shift(ph2, T2, D2, P2, K2), UW, MOVE2, slot_count(ph2, T2, D2, P2, K2),
+                                    bias_slot(BIAS, tap_at(m0, ph0, T0, D0, P0, K0), tap_at(m1, ph1, T1, D1, P1, K1), B0,
+                                              B1, B2, first_tap(ph2, T2, D2, P2, K2), tap_step(T2, D2),
+                                              slot_count(ph2, T2, D2, P2, K2)), WIDE, ROUND, BIAS_ROUND, ACC)
+                                dw = dw[:first_sum(m0, m1, ph0, ph1, ph2, T0, T1, T2, D0, D1, D2, P0, P1, P2, K0, K1,
+                                                   K2)] \
+                                    + line_sums + dw[first_sum(m0, m1, ph0, ph1, ph2, T0, T1, T2, D0, D1, D2, P0, P1,
+                                                               P2, K0, K1, K2) + slot_count(ph2, T2, D2, P2, K2):]
                     for u in tl.static_range(UW):
                         i2 = (jb * UW + u) * T2 + ph2
                         suspect += sums[u] * 0
@@ -122,7 +174,7 @@ def fused_kernel(
         suspect += dw[e] * 0
     if tl.max(tl.max((suspect != suspect).to(tl.int32), 1), 0) == 0:
         for e in tl.static_range(K0 * K1 * K2):
-            tl.store(out + e * p_tap, tl.sum(dw[e], 0).to(partial.dtype.element_ty), mask=c < C)
+            tl.store(out + tap_of_sum(e, T0, T1, T2, D0, D1, D2, P0, P1, P2, K0, K1, K2) * p_tap, tl.sum(dw[e], 0).to(partial.dtype.element_ty), mask=c < C)
     else:
         for tile in range(begin * (T0 * T1 * T2 * UW), end * (T0 * T1 * T2 * UW)):
             f_n, f_j0, f_j1, f_jb = position((tile // (T0 * T1 * T2 * UW)) * BR + tl.arange(0, BR), J0, J1, JB)
