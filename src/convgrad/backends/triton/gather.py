@@ -67,6 +67,47 @@ def result_rows(n, j0, j1, j2, c0, c1, c2, N, R0, R1, R2, r_n, r_0, r_1, r_2, T0
     return where[:, None], there
 
 
+@triton.jit
+def exact_rows(source, weight, result, table, n, j0, j1, j2, group, column_there, c0, c1, c2, first0, first1, first2,
+               slots0, slots1, slots2, shift0, shift1, shift2, N, S0, S1, S2, R0, R1, R2, s_n, s_c, s_0, s_1, s_2, w_sum,
+               w_0, w_1, w_2, r_n, r_0, r_1, r_2,
+               K0: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr, T0: tl.constexpr, T1: tl.constexpr,
+               T2: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, P0: tl.constexpr,
+               P1: tl.constexpr, P2: tl.constexpr, G0: tl.constexpr, G1: tl.constexpr, G2: tl.constexpr,
+               L0: tl.constexpr, L1: tl.constexpr, L2: tl.constexpr, MOVE0: tl.constexpr, MOVE1: tl.constexpr,
+               MOVE2: tl.constexpr, RED: tl.constexpr, INPUT: tl.constexpr, PACK: tl.constexpr, WIDE: tl.constexpr,
+               ROUND: tl.constexpr, ACC: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Sum a few rows term by term, with a mask on every product, and write them.
+
+    `weight` and `result` are pointers per column; the columns belong to `group` of the tile's groups.
+    """
+    a0 = (j0 if INPUT else j0 * T0) + shift0
+    a1 = (j1 if INPUT else j1 * T1) + shift1
+    a2 = (j2 if INPUT else j2 * T2) + shift2
+    row = wide(n, WIDE) * s_n + wide(a0, WIDE) * s_0 + wide(a1, WIDE) * s_1 + wide(a2, WIDE) * s_2
+    acc = tl.zeros([ROWS, COLUMNS], dtype=ACC)
+    for step in range(0, slots0 * slots1 * slots2 * RED):
+        at = step % RED
+        slot = step // RED
+        m2 = slot % slots2
+        m1 = (slot // slots2) % slots1
+        m0 = slot // (slots2 * slots1)
+        valid = ((n < N) & inside(a0 + m0 * MOVE0, S0) & inside(a1 + m1 * MOVE1, S1) & inside(a2 + m2 * MOVE2, S2))
+        tap0, there0 = slot_of_axis(m0, c0, first0, T0, D0, P0, K0, G0, L0, INPUT, PACK)
+        tap1, there1 = slot_of_axis(m1, c1, first1, T1, D1, P1, K1, G1, L1, INPUT, PACK)
+        tap2, there2 = slot_of_axis(m2, c2, first2, T2, D2, P2, K2, G2, L2, INPUT, PACK)
+        there = column_there & there0 & there1 & there2
+        both = valid[:, None] & there[None, :]
+        move = wide(m0 * MOVE0, WIDE) * s_0 + wide(m1 * MOVE1, WIDE) * s_1 + wide(m2 * MOVE2, WIDE) * s_2
+        a = tl.load(source + (row + move)[:, None] + ((group * RED + at) * s_c)[None, :], mask=both, other=0.0)
+        c = group * RED + at if INPUT else group * 0 + at
+        b = tl.load(weight + tap0 * w_0 + tap1 * w_1 + tap2 * w_2 + wide(c, WIDE) * w_sum, mask=there, other=0.0)
+        product = as_operand(a, table, ROUND).to(ACC) * as_operand(b, table, ROUND).to(ACC)[None, :]
+        acc += tl.where(both, product, 0)
+    where, there = result_rows(n, j0, j1, j2, c0, c1, c2, N, R0, R1, R2, r_n, r_0, r_1, r_2, T0, T1, T2, INPUT, PACK, WIDE)
+    tl.store(result[None, :] + where, acc.to(result.dtype.element_ty), mask=there & column_there[None, :])
+
+
 FEW = tl.constexpr(16)  # rows at a time of a tile that is summed again
 
 
@@ -138,17 +179,18 @@ def gather_kernel(
     # columns: result channel (and phase when packed), and where its weights lie
     column = column_tile * BN + tl.arange(0, BN)
     column_there = column < COLUMNS
-    channel = column % (COL * GP)
     if PACK:
+        channel = column % (COL * GP)
         column_phase = column // (COL * GP)
         c2 = column_phase % T2
         c1 = (column_phase // T2) % T1
         c0 = column_phase // (T2 * T1)
     else:
+        channel = column
         c0, c1, c2 = ph0, ph1, ph2
     global_channel = super_group * (COL * GP) + channel
     if INPUT:  # columns are input channels: the I axis of the weight; the sum runs over O
-        weight_column = (channel % COL) * w_i
+        weight_column = (channel % COL if GP > 1 else channel) * w_i
         w_sum = w_o
         weight_base = weight + wide(super_group * SUM, WIDE) * w_o
     else:
@@ -181,7 +223,7 @@ def gather_kernel(
             b_there = c_there[:, None] & (column_there & there0 & there1 & there2)[None, :]
             if GP > 1:
                 b_there = b_there & ((c // RED)[:, None] == (channel // COL)[None, :])
-            c_weight = c if INPUT else c % RED
+            c_weight = c if INPUT or GP == 1 else c % RED
             b = tl.load(weight_base + b_column[None, :] + (wide(c_weight, WIDE) * w_sum)[:, None],
                         mask=b_there, other=0.0)
         else:
@@ -224,7 +266,7 @@ def gather_kernel(
             b_there = pair_there[:, None] & column_there[None, :] & there0 & there1 & there2
             if GP > 1:
                 b_there = b_there & ((cf // RED)[:, None] == (channel // COL)[None, :])
-            c_weight = cf if INPUT else cf % RED
+            c_weight = cf if INPUT or GP == 1 else cf % RED
             b = tl.load(weight_base + weight_column[None, :] + (wide(c_weight, WIDE) * w_sum)[:, None]
                         + tap0 * w_0 + tap1 * w_1 + tap2 * w_2, mask=b_there, other=0.0)
         acc = tl.dot(as_operand(a, table, ROUND), as_operand(b, table, ROUND), acc, input_precision=PRECISION,
@@ -243,39 +285,13 @@ def gather_kernel(
         tl.store(result + where + result_column[None, :], acc.to(result.dtype.element_ty),
                  mask=there & column_there[None, :])
     else:
-        group = channel // COL
         for chunk in range(0, BM // FEW):
-            f_row = row_tile * BM + chunk * FEW + tl.arange(0, FEW)
+            few = row_tile * BM + chunk * FEW + tl.arange(0, FEW)
             if WIDE:
-                f_row = row_tile.to(tl.int64) * BM + chunk * FEW + tl.arange(0, FEW)
-            f_n, f_j0, f_j1, f_j2 = position(f_row, J0, J1, J2)
-            f_a0 = (f_j0 if INPUT else f_j0 * T0) + shift0
-            f_a1 = (f_j1 if INPUT else f_j1 * T1) + shift1
-            f_a2 = (f_j2 if INPUT else f_j2 * T2) + shift2
-            f_source_row = wide(f_n, WIDE) * s_n + wide(f_a0, WIDE) * s_0 + wide(f_a1, WIDE) * s_1 + wide(f_a2, WIDE) * s_2
-            few = tl.zeros([FEW, BN], dtype=ACC)
-            for f_step in range(0, slots * RED):
-                at = f_step % RED
-                f_slot = f_step // RED
-                f_m2 = f_slot % slots2
-                f_m1 = (f_slot // slots2) % slots1
-                f_m0 = f_slot // (slots2 * slots1)
-                f_valid = ((f_n < N) & inside(f_a0 + f_m0 * MOVE0, S0) & inside(f_a1 + f_m1 * MOVE1, S1)
-                         & inside(f_a2 + f_m2 * MOVE2, S2))
-                f_tap0, f_there0 = slot_of_axis(f_m0, c0, first0, T0, D0, P0, K0, G0, L0, INPUT, PACK)
-                f_tap1, f_there1 = slot_of_axis(f_m1, c1, first1, T1, D1, P1, K1, G1, L1, INPUT, PACK)
-                f_tap2, f_there2 = slot_of_axis(f_m2, c2, first2, T2, D2, P2, K2, G2, L2, INPUT, PACK)
-                f_b_there = column_there & f_there0 & f_there1 & f_there2
-                f_move = wide(f_m0 * MOVE0, WIDE) * s_0 + wide(f_m1 * MOVE1, WIDE) * s_1 + wide(f_m2 * MOVE2, WIDE) * s_2
-                both = f_valid[:, None] & f_b_there[None, :]
-                f_a = tl.load(source_base + (f_source_row + f_move)[:, None] + ((group * RED + at) * s_c)[None, :],
-                            mask=both, other=0.0)
-                f_c_weight = group * RED + at if INPUT else group * 0 + at
-                f_b = tl.load(weight_base + weight_column + f_tap0 * w_0 + f_tap1 * w_1 + f_tap2 * w_2
-                            + wide(f_c_weight, WIDE) * w_sum, mask=f_b_there, other=0.0)
-                product = as_operand(f_a, table, ROUND).to(ACC) * as_operand(f_b, table, ROUND).to(ACC)[None, :]
-                few += tl.where(both, product, 0)
-            f_where, f_there = result_rows(f_n, f_j0, f_j1, f_j2, c0, c1, c2, N, R0, R1, R2, r_n, r_0, r_1, r_2, T0, T1, T2, INPUT,
-                                       PACK, WIDE)
-            tl.store(result + f_where + result_column[None, :], few.to(result.dtype.element_ty),
-                     mask=f_there & column_there[None, :])
+                few = row_tile.to(tl.int64) * BM + chunk * FEW + tl.arange(0, FEW)
+            few_n, few_0, few_1, few_2 = position(few, J0, J1, J2)
+            exact_rows(source_base, weight_base + weight_column, result + result_column, table, few_n, few_0, few_1, few_2,
+                       channel // COL, column_there, c0, c1, c2, first0, first1, first2, slots0, slots1, slots2,
+                       shift0, shift1, shift2, N, S0, S1, S2, R0, R1, R2, s_n, s_c, s_0, s_1, s_2, w_sum, w_0, w_1, w_2,
+                       r_n, r_0, r_1, r_2, K0, K1, K2, T0, T1, T2, D0, D1, D2, P0, P1, P2, G0, G1, G2, L0, L1, L2,
+                       MOVE0, MOVE1, MOVE2, RED, INPUT, PACK, WIDE, ROUND, ACC, FEW, BN)

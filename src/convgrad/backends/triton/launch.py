@@ -23,6 +23,7 @@ class Launch:
     constants: dict[str, Any]
     warps: int = 4
     stages: int = 3
+    leading: Callable[..., tuple[Any, ...]] | None = None  # kernel arguments from the tensors, where not these themselves
 
 
 @dataclass
@@ -31,24 +32,26 @@ class Step:
 
     kernel: Any
     describe: Callable[..., Launch]
-    ready: dict[Any, tuple[Any, tuple[Any, ...]]] = field(default_factory=dict)
+    ready: dict[Any, tuple[Any, Any, tuple[Any, ...]]] = field(default_factory=dict)
 
     def __call__(self, *tensors: Any) -> None:
         key = tuple((t.data_ptr() & 15, t.stride(), t.get_device()) for t in tensors)
         found = self.ready.get(key)
         if found is not None:
-            compiled, arguments = found
-            compiled(*tensors, *arguments, stream=driver.active.get_current_stream(key[0][2]))
+            compiled, leading, arguments = found
+            compiled(*(leading(*tensors) if leading else tensors), *arguments,
+                     stream=driver.active.get_current_stream(key[0][2]))
             return
         launch = self.describe(*tensors)
         if 0 in launch.grid:
             return
         options = {} if INTERPRETED else {"num_warps": launch.warps, "num_stages": launch.stages}
-        compiled = self.kernel[launch.grid](*tensors, *launch.scalars, **launch.constants, **options)
+        first = launch.leading(*tensors) if launch.leading else tensors
+        compiled = self.kernel[launch.grid](*first, *launch.scalars, **launch.constants, **options)
         if not INTERPRETED:
             grid = (*launch.grid, 1, 1)[:3]
-            names = self.kernel.arg_names[len(tensors) + len(launch.scalars):]
-            self.ready[key] = (compiled[grid], (*launch.scalars, *(launch.constants[name] for name in names)))
+            names = self.kernel.arg_names[len(first) + len(launch.scalars):]
+            self.ready[key] = (compiled[grid], launch.leading, (*launch.scalars, *(launch.constants[name] for name in names)))
 
 
 def aligned_strides(strides: Sequence[int], limit: int = 16) -> tuple[int, tuple[int, ...]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import triton.language as tl
 
 from ...problem import DTYPES, Plan, Problem, Unsupported
-from . import depthwise_plans
+from . import box_plans, depthwise_plans
 from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
 from .launch import Launch, Step, aligned_strides, power_of_two
@@ -62,11 +63,22 @@ def gather_plan(problem: Problem, geo: Geometry) -> Plan:
     step = Step(gather_kernel, lambda source, weight, result, table: gather_launch(
         geo, tile, is_input, arithmetic(problem), source, weight, result))
 
-    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        step(*operands, results[0], table_for(problem, results[0]))
-
+    boxes = None
+    note = f"tile: {tile}"
     name = f"gather_{DTYPES[problem.dtype][0]}_{tile.BM}x{tile.BN}x{tile.TS * tile.CB}"
-    return Plan(problem, "triton", name, on_tensors(problem, run), 0, (f"tile: {tile}",))
+    if not tile.PACK and box_plans.gather_fits(problem, geo):
+        box_tile = box_plans.choose_box_gather(geo, is_input)
+        boxes = box_plans.box_gather(problem, geo, box_tile)
+        note = f"tile: {box_tile}; where tensors are not aligned to 16 bytes: {tile}"
+        name = f"box_{name.split('_')[1]}_{math.prod(box_tile.box)}x{box_tile.BN}x{box_tile.CB}"
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        if boxes is not None and box_plans.tensors_fit(*operands) and box_plans.taps_even(operands[1]):
+            boxes(*operands, results[0])
+        else:
+            step(*operands, results[0], table_for(problem, results[0]))
+
+    return Plan(problem, "triton", name, on_tensors(problem, run), 0, (note,))
 
 
 def gather_launch(geo: Geometry, tile: GatherTile, is_input: bool, numbers: dict[str, Any], source: Any, weight: Any,
@@ -98,23 +110,31 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> P
     tile = choose_weight(geo, operand_bytes(problem), max_workspace)
     numbers = arithmetic(problem)
     step = Step(weight_kernel, lambda dy, x, result, table: weight_launch(geo, tile, numbers, dy, x, result))
-    add = Step(reduce_kernel, lambda partial, result: reduce_launch(geo, tile.SPLITS, result))
-    shape = (tile.SPLITS, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
-    partial_bytes = 4 * math.prod(shape) if tile.SPLITS > 1 else 0
-    if problem.dtype == "float64":
-        partial_bytes *= 2
+    boxes, splits, note = [], tile.SPLITS, f"tile: {tile}"
+    name = f"weight_{DTYPES[problem.dtype][0]}_{tile.BK}x{tile.TS * tile.CB}x{tile.BP}_split{tile.SPLITS}"
+    if tile.TS == 1 and box_plans.weight_fits(problem, geo):
+        box_tile = box_plans.choose_box_weight(geo, max_workspace)
+        tile = replace(tile, SPLITS=box_tile.splits)
+        boxes, splits = box_plans.box_weight(problem, geo, box_tile), box_tile.splits
+        note = f"tile: {box_tile}; where tensors are not aligned to 16 bytes: {tile}"
+        name = f"box_{name.split('_')[1]}_{box_tile.BN}x{box_tile.CB}x{math.prod(box_tile.box)}_split{splits}"
+    add = Step(reduce_kernel, lambda partial, result: reduce_launch(geo, splits, result))
+    shape = (splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
+    partial_bytes = (8 if problem.dtype == "float64" else 4) * math.prod(shape) if splits > 1 else 0
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
         dw = results[0]
-        if tile.SPLITS == 1:
-            step(*operands, dw, table_for(problem, dw))
-            return
-        partial = scratch(problem, workspace, shape, dw)
-        step(*operands, partial.permute(0, 1, 5, 2, 3, 4), table_for(problem, dw))
-        add(partial, dw)
+        partial = scratch(problem, workspace, shape, dw) if splits > 1 else dw
+        target = partial.permute(0, 1, 5, 2, 3, 4) if splits > 1 else dw
+        if boxes and box_plans.tensors_fit(*operands):
+            for box_step in boxes:
+                box_step(*operands, target)
+        else:
+            step(*operands, target, table_for(problem, dw))
+        if splits > 1:
+            add(partial, dw)
 
-    name = f"weight_{DTYPES[problem.dtype][0]}_{tile.BK}x{tile.TS * tile.CB}x{tile.BP}_split{tile.SPLITS}"
-    return Plan(problem, "triton", name, on_tensors(problem, run), partial_bytes, (f"tile: {tile}",))
+    return Plan(problem, "triton", name, on_tensors(problem, run), partial_bytes, (note,))
 
 
 def weight_launch(geo: Geometry, tile: WeightTile, numbers: dict[str, Any], dy: Any, x: Any, result: Any) -> Launch:

@@ -101,7 +101,8 @@ def choose_gather(geo: Geometry, is_input: bool, itemsize: int) -> GatherTile:
         else:
             bm //= 2
     warps = 8 if bm * bn >= 128 * 128 else 4
-    stages = stages_for((bm + bn) * cb * ts * itemsize)
+    steps = -(-slots * depth // (ts * cb)) if flat else -(-slots // ts) * -(-depth // cb)
+    stages = min(stages_for((bm + bn) * cb * ts * itemsize), max(1, steps))
     return GatherTile(bm, bn, cb, ts, gp, pack, flat, warps, stages)
 
 

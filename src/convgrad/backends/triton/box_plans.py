@@ -1,0 +1,228 @@
+"""Plans on tensor-memory-access boxes: when they fit, which box of positions is a tile, descriptors of the tensors."""
+
+from __future__ import annotations
+
+import math
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ...problem import Problem
+from .boxes import box_gather_kernel, box_weight_kernel
+from .geometry import Geometry, needs_wide, strides_of
+from .launch import Launch, Step, aligned_strides, power_of_two
+from .numbers_on_device import rounding
+from .tiles import MULTIPROCESSORS, cheapest_width, choose_splits, stages_for
+
+Box = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class BoxTile:
+    """A box of positions x BN result channels, CB channels a step (input gradient, output); or, for the weight
+    gradient, BN output channels x CB input channels, one box of pixels a step."""
+
+    box: Box
+    BN: int
+    CB: int
+    warps: int
+    stages: int
+    splits: int = 1
+
+    def __str__(self) -> str:
+        return (f"box {'x'.join(map(str, self.box))} = {math.prod(self.box)} positions x {self.BN} x {self.CB}, "
+                f"{self.warps} warps, {self.stages} stages" + (f", {self.splits} runs" if self.splits > 1 else ""))
+
+
+def channels_fit(problem: Problem, geo: Geometry) -> bool:
+    """Whether the copy engine can read this problem: 16-bit channels last, enough of them, aligned to 16 bytes."""
+    return (problem.dtype in ("bfloat16", "float16") and rounding(problem) == "" and problem.layout.endswith("C")
+            and geo.group_in % 8 == 0 and geo.group_out % 8 == 0)
+
+
+def tensors_fit(*tensors: Any) -> bool:
+    """Whether tensors lie as the copy engine needs: neighbouring channels, strides and start multiples of 16 bytes."""
+    for t in tensors:
+        steps = t.stride()
+        if (t.shape[1] > 1 and steps[1] != 1) or t.data_ptr() % 16:
+            return False
+        if any(step % 8 for axis, step in enumerate(steps) if axis != 1 and t.shape[axis] > 1):
+            return False
+    return True
+
+
+def best_box(extents: tuple[int, int, int, int], volume: int) -> Box:
+    """The box of `volume` positions (powers of two) that covers the extents with the fewest positions to spare."""
+    best: tuple[float, Box] | None = None
+    sizes = [1 << e for e in range(volume.bit_length())]
+    for b2, b1, b0 in product(sizes, sizes, sizes):
+        if volume % (b0 * b1 * b2):
+            continue
+        box = (volume // (b0 * b1 * b2), b0, b1, b2)
+        if max(box) > 256:
+            continue
+        covered = math.prod(-(-extent // size) * size for extent, size in zip(extents, box))
+        halo = sum(1.0 / size for size, extent in zip(box[1:], extents[1:]) if extent > 1)
+        cost = covered * (1 + 0.01 * halo)
+        if best is None or cost < best[0]:
+            best = (cost, box)
+    assert best is not None
+    return best[1]
+
+
+def descriptor(tensor: Any, block: tuple[int, ...]) -> TensorDescriptor:
+    """Descriptor of an activation (canonical view) as (n, three axes, channel)."""
+    n, _, *spatial = strides_of(tensor)
+    shape = (tensor.shape[0], *(1,) * (5 - tensor.dim()), *tensor.shape[2:], tensor.shape[1])
+    spare = -(-tensor.shape[1] // 8) * 8  # an axis of extent 1 has no stride of its own
+    return TensorDescriptor(tensor, list(shape), [step or spare for step in (n, *spatial)] + [1], list(block))
+
+
+def weight_descriptor(weight: Any, block: tuple[int, ...]) -> TensorDescriptor:
+    """Descriptor of a weight whose taps lie evenly: (output channel, tap, input channel)."""
+    taps = math.prod(weight.shape[2:])
+    spare = -(-weight.shape[1] // 8) * 8
+    last = weight.stride(-1) if weight.shape[-1] > 1 else next(
+        (weight.stride(a) for a in range(weight.dim() - 1, 1, -1) if weight.shape[a] > 1), spare)
+    return TensorDescriptor(weight, [weight.shape[0], taps, weight.shape[1]],
+                            [weight.stride(0) if weight.shape[0] > 1 else taps * spare, last if taps > 1 else spare, 1],
+                            list(block))
+
+
+def taps_even(weight: Any) -> bool:
+    """Whether the taps of a weight follow each other at one stride, the last axis fastest."""
+    expected = None
+    for axis in range(weight.dim() - 1, 1, -1):
+        if weight.shape[axis] == 1:
+            continue
+        if expected is not None and weight.stride(axis) != expected:
+            return False
+        expected = weight.stride(axis) * weight.shape[axis]
+    return True
+
+
+def step_channels(depth: int) -> int:
+    """Channels of one step: 64 fill a row of the copy engine's swizzle; fewer where that leaves less to spare."""
+    return min((64, 32, 16), key=lambda width: (-(-depth // width) * width, -width))
+
+
+def choose_box_gather(geo: Geometry, is_input: bool) -> BoxTile:
+    red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
+    positions = geo.phase_positions if is_input else geo.y
+    extents = (geo.batch, *positions)
+    bn = min(256, cheapest_width(col))
+    rows = 128
+    tiles = -(-geo.batch * math.prod(positions) // rows) * (geo.phases if is_input else 1) * geo.groups
+    while bn > 64 and tiles * -(-col // bn) < MULTIPROCESSORS:
+        bn //= 2
+    if tiles * -(-col // bn) < MULTIPROCESSORS:
+        rows = 64
+    cb = step_channels(red)
+    warps = 8 if rows * bn >= 128 * 128 else 4
+    return BoxTile(best_box(extents, rows), bn, cb, warps, stages_for((rows + bn) * cb * 2))
+
+
+def gather_fits(problem: Problem, geo: Geometry) -> bool:
+    is_input = problem.wrt == "input"
+    red = geo.group_out if is_input else geo.group_in
+    if not channels_fit(problem, geo) or (not is_input and max(geo.stride) > 1) or red < 16:
+        return False
+    return geo.groups == 1 or (red % step_channels(red) == 0 and min(geo.group_in, geo.group_out) >= 32)
+
+
+def box_gather(problem: Problem, geo: Geometry, tile: BoxTile) -> Step:
+    is_input = problem.wrt == "input"
+    positions = geo.phase_positions if is_input else geo.y
+    red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
+    boxes = tuple(-(-extent // size) for extent, size in zip((geo.batch, *positions), tile.box))
+    tiles = math.prod(boxes) * -(-col // tile.BN) * geo.groups * (geo.phases if is_input else 1)
+    programs = min(tiles, MULTIPROCESSORS * (2 if math.prod(tile.box) * tile.BN <= 128 * 128 else 1))
+    weight_block = (tile.CB, 1, tile.BN) if is_input else (tile.BN, 1, tile.CB)
+
+    def leading(source: Any, weight: Any, result: Any) -> tuple[Any, ...]:
+        return (descriptor(source, (*tile.box, tile.CB)), weight_descriptor(weight, weight_block), source, weight, result)
+
+    def launch(source: Any, weight: Any, result: Any) -> Launch:
+        from_extents, to_extents = (geo.y, geo.x) if is_input else (geo.x, geo.y)
+        rn, rc, *r = strides_of(result)
+        ralign, (rn, *r) = aligned_strides((rn, *r))
+        pn, b0, b1, b2 = tile.box
+        constants = {"RALIGN": ralign, **geo.constants(), **geo.phase_constants("GV"), "RED": red, "COL": col,
+                     "INPUT": is_input, "WIDE": needs_wide(source, weight, result), "PN": pn, "B0": b0, "B1": b1,
+                     "B2": b2, "BN": tile.BN, "CB": tile.CB, "PROGRAMS": programs}
+        scalars = (geo.batch, *from_extents, *to_extents, *boxes, tiles, *strides_of(source), *strides_of(weight), rn, rc,
+                   *r)
+        return Launch((programs,), scalars, constants, tile.warps, tile.stages, leading)
+
+    return Step(box_gather_kernel, launch)
+
+
+def weight_fits(problem: Problem, geo: Geometry) -> bool:
+    return channels_fit(problem, geo) and min(geo.group_in, geo.group_out) >= 32
+
+
+def choose_box_weight(geo: Geometry, max_workspace: int | None) -> BoxTile:
+    def width(channels: int) -> int:
+        return min((128, 64, 32), key=lambda size: -(-channels // size) * size / {128: 1.0, 64: 0.75, 32: 0.4}[size])
+
+    bk, cb = width(geo.group_out), width(geo.group_in)
+    if bk == 128 and geo.group_in % 256 == 0:
+        cb = 256
+    elif cb == 128 and geo.group_out % 256 == 0:
+        bk = 256
+    bk = max(bk, 64)  # rows of one tensor-core instruction
+    tiles = -(-geo.group_out // bk) * -(-geo.group_in // cb) * geo.taps * geo.groups
+    pixels = 64
+    splits = choose_splits(geo, tiles, pixels, max_workspace)
+    warps = 8 if bk * cb >= 128 * 128 else 4
+    return BoxTile(best_box((geo.batch, *geo.y), pixels), bk, cb, warps, stages_for((bk + cb) * pixels * 2), splits)
+
+
+def phase_taps(geo: Geometry, axis: int) -> list[tuple[int, int, int]]:
+    """(first tap, number of taps, phase) for every phase of the input that some tap of this axis reads."""
+    stride, step = geo.stride[axis], geo.stride[axis] // geo.common[axis]
+    found = []
+    for first in range(min(step, geo.kernel[axis])):
+        found.append((first, -(-(geo.kernel[axis] - first) // step),
+                      (first * geo.dilation[axis] - geo.pad[axis]) % stride))
+    return found
+
+
+def box_weight(problem: Problem, geo: Geometry, tile: BoxTile) -> list[Step]:
+    """One launch per phase of x (one in all at stride 1), into one array of partial sums."""
+    boxes = tuple(-(-extent // size) for extent, size in zip((geo.batch, *geo.y), tile.box))
+    total = math.prod(boxes)
+    run = -(-total // tile.splits)
+    pn, b0, b1, b2 = tile.box
+
+    def step(taps: tuple[tuple[int, int, int], ...]) -> Step:
+        first, slots, phase = (tuple(axis[k] for axis in taps) for k in range(3))
+
+        def phase_of(x: Any) -> Any:
+            spatial = tuple(slice(phase[3 - x.dim() + 2 + axis], None, geo.stride[3 - x.dim() + 2 + axis])
+                            for axis in range(x.dim() - 2))
+            return x[(slice(None), slice(None), *spatial)] if geo.phases > 1 else x
+
+        def leading(dy: Any, x: Any, result: Any) -> tuple[Any, ...]:
+            return (descriptor(dy, (*tile.box, tile.BN)), descriptor(phase_of(x), (*tile.box, tile.CB)), dy, x, result)
+
+        def launch(dy: Any, x: Any, result: Any) -> Launch:
+            r_split, (ro, ri, *r) = (result.stride(0), result.stride()[1:]) if tile.splits > 1 else \
+                (0, strides_of(result))
+            programs = (-(-geo.group_in // tile.CB) * -(-geo.group_out // tile.BN) * math.prod(slots) * tile.splits
+                        * geo.groups)
+            constants = {**geo.constants(), **geo.phase_constants("G"), "KG": geo.group_out, "CG": geo.group_in,
+                         "SPLITS": tile.splits, "WIDE": needs_wide(dy, x, result), "PN": pn, "B0": b0, "B1": b1,
+                         "B2": b2, "BK": tile.BN, "CB": tile.CB}
+            scalars = (geo.batch, *geo.y, *geo.x, *boxes[1:], total, run, *first, *slots, *phase, *strides_of(dy),
+                       *strides_of(x), r_split, ro, ri, *r)
+            return Launch((programs,), scalars, constants, tile.warps, tile.stages, leading)
+
+        return Step(box_weight_kernel, launch)
+
+    return [step(taps) for taps in product(*(phase_taps(geo, axis) for axis in range(3)))]
+
+
