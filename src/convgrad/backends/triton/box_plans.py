@@ -15,9 +15,7 @@ from .boxes import box_gather_kernel, box_weight_kernel
 from .geometry import Geometry, needs_wide, strides_of
 from .launch import Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import rounding
-from .tiles import MULTIPROCESSORS, cheapest_width, choose_splits, stages_for
-
-Box = tuple[int, int, int, int]
+from .tiles import MULTIPROCESSORS, Box, best_box, cheapest_width, choose_splits, stages_for
 
 
 @dataclass(frozen=True)
@@ -52,25 +50,6 @@ def tensors_fit(*tensors: Any) -> bool:
         if any(step % 8 for axis, step in enumerate(steps) if axis != 1 and t.shape[axis] > 1):
             return False
     return True
-
-
-def best_box(extents: tuple[int, int, int, int], volume: int) -> Box:
-    """The box of `volume` positions (powers of two) that covers the extents with the fewest positions to spare."""
-    best: tuple[float, Box] | None = None
-    sizes = [1 << e for e in range(volume.bit_length())]
-    for b2, b1, b0 in product(sizes, sizes, sizes):
-        if volume % (b0 * b1 * b2):
-            continue
-        box = (volume // (b0 * b1 * b2), b0, b1, b2)
-        if max(box) > 256:
-            continue
-        covered = math.prod(-(-extent // size) * size for extent, size in zip(extents, box))
-        halo = sum(1.0 / size for size, extent in zip(box[1:], extents[1:]) if extent > 1)
-        cost = covered * (1 + 0.01 * halo)
-        if best is None or cost < best[0]:
-            best = (cost, box)
-    assert best is not None
-    return best[1]
 
 
 def descriptor(tensor: Any, block: tuple[int, ...]) -> TensorDescriptor:

@@ -9,15 +9,8 @@ positions.
 import triton
 import triton.language as tl
 
-from .elements import has_nan, wide
+from .elements import has_nan, in_box, wide
 from .gather import FEW, exact_rows, phase_of_axis, result_rows
-
-
-@triton.jit
-def in_box(start_n, start_0, start_1, start_2, index, B0: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr):
-    """Position (n, j0, j1, j2) of a flat index within a box."""
-    return (start_n + index // (B0 * B1 * B2), start_0 + (index // (B1 * B2)) % B0, start_1 + (index // B2) % B1,
-            start_2 + index % B2)
 
 
 @triton.jit
@@ -171,7 +164,7 @@ def box_weight_kernel(
     if has_nan(acc):  # a zero of the padding may have met Inf: sum again with both operands masked
         acc = acc * 0
         acc = tl.where(acc == acc, acc, 0)
-        for box in range(begin, end):
+        for box in tl.range(begin, end, num_stages=1):
             q2 = (box % boxes_2) * B2
             rest = box // boxes_2
             q1 = (rest % boxes_1) * B1

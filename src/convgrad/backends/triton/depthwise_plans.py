@@ -15,10 +15,9 @@ from .numbers_on_device import STORED_8BIT, arithmetic, on_tensors, scratch, tab
 from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR
 from .weight import reduce_kernel
 
-ELEMENTS_PER_THREAD = 2  # of a tile: one 32-bit load of two 16-bit channels
 THREADS = 128
-FUSED_TAPS = 49  # most taps whose sums a thread can hold beside the input gradient
-LINE_TAPS = 49
+FUSED_TAPS = 9  # most taps whose sums a thread can hold beside the input gradient
+SUMS_PER_THREAD = 100  # of the weight gradient
 
 
 @dataclass(frozen=True)
@@ -54,11 +53,12 @@ def neighbours(extent: int, step: int, move: int, slots: int, most: int) -> int:
     return max(1, best)
 
 
-def tile_for(geo: Geometry, positions: int, step: int, contiguous: bool, most: int) -> DepthwiseTile:
+def tile_for(geo: Geometry, positions: int, step: int, contiguous: bool, most: int, elements: int) -> DepthwiseTile:
+    """A tile in which every thread has `elements` channels of one row (fewer where channels are not neighbours)."""
     channels = geo.groups
     bc = channel_width(channels, contiguous)
     uw = neighbours(positions, step, geo.dilation[2] // geo.common[2], geo.kernel[2], most)
-    return DepthwiseTile(uw, max(1, THREADS * ELEMENTS_PER_THREAD // bc), bc)
+    return DepthwiseTile(uw, max(1, THREADS * (elements if contiguous else 2) // bc), bc)
 
 
 def channels_last(problem: Problem) -> bool:
@@ -70,7 +70,7 @@ def gather_plan(problem: Problem, geo: Geometry) -> Plan:
     is_input = problem.wrt == "input"
     positions = geo.phase_positions if is_input else geo.y
     tile = tile_for(geo, positions[2], 1 if is_input else geo.stride[2], channels_last(problem),
-                    8 if geo.kernel[2] <= 8 or geo.taps > 49 else 4)
+                    8 if geo.kernel[2] > 8 else 4, 8 if geo.kernel[2] <= 8 else 4)
     blocks = (positions[0], positions[1], -(-positions[2] // tile.UW))
     row_tiles = -(-geo.batch * math.prod(blocks) // tile.BR)
     programs = row_tiles * -(-geo.groups // tile.BC) * (geo.stride[0] * geo.stride[1] if is_input else 1)
@@ -110,9 +110,12 @@ def run_length(row_tiles: int, programs: int, waves: int, partial_bytes: int, ma
 def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Plan:
     """The weight gradient, alone or with the bias gradient."""
     bias = "bias" in problem.results
-    tile = tile_for(geo, geo.y[2], geo.stride[2], channels_last(problem), 8 if geo.kernel[2] <= 4 or geo.taps > 49 else 4)
+    tile = tile_for(geo, geo.y[2], geo.stride[2], channels_last(problem), 8 if geo.kernel[2] > 16 else 4,
+                    8 if geo.taps <= 9 else 4 if geo.kernel[2] <= 16 else 2)
     lines = geo.kernel[0] * geo.kernel[1]
-    per_program = -(-lines // -(-lines // max(1, min(lines, LINE_TAPS // geo.kernel[2]))))  # evenly
+    elements = max(1, tile.BR * tile.BC // THREADS)
+    fitting = max(1, min(lines, SUMS_PER_THREAD // (elements * geo.kernel[2])))
+    per_program = -(-lines // -(-lines // fitting))  # evenly
     blocks = (geo.y[0], geo.y[1], -(-geo.y[2] // tile.UW))
     row_tiles = -(-geo.batch * math.prod(blocks) // tile.BR)
     programs = -(-geo.groups // tile.BC) * -(-lines // per_program)
@@ -201,7 +204,7 @@ def fused_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Pl
     """Input and weight gradient, and bias gradient where one tap visits every output, in one pass."""
     taps = bias_taps(geo)
     bias = "bias" in problem.results
-    tile = tile_for(geo, geo.phase_positions[2], 1, channels_last(problem), 8 if geo.taps <= 9 else 4)
+    tile = tile_for(geo, geo.phase_positions[2], 1, channels_last(problem), 4, 4)
     blocks = (geo.phase_positions[0], geo.phase_positions[1], -(-geo.phase_positions[2] // tile.UW))
     row_tiles = -(-geo.batch * math.prod(blocks) // tile.BR)
     programs = -(-geo.groups // tile.BC)

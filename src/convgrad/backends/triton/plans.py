@@ -107,14 +107,16 @@ def gather_launch(geo: Geometry, tile: GatherTile, is_input: bool, numbers: dict
 
 
 def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Plan:
-    tile = choose_weight(geo, operand_bytes(problem), max_workspace)
     numbers = arithmetic(problem)
-    step = Step(weight_kernel, lambda dy, x, result, table: weight_launch(geo, tile, numbers, dy, x, result))
+    tile = choose_weight(geo, operand_bytes(problem), max_workspace, problem.layout.endswith(LINE_ENDS))
+    plain = replace(choose_weight(geo, operand_bytes(problem), max_workspace, False), SPLITS=tile.SPLITS)
+    step = Step(weight_kernel, lambda dy, x, result, table: weight_launch(
+        geo, tile if not tile.SEG or in_lines(x) else plain, numbers, dy, x, result))
     boxes, splits, note = [], tile.SPLITS, f"tile: {tile}"
     name = f"weight_{DTYPES[problem.dtype][0]}_{tile.BK}x{tile.TS * tile.CB}x{tile.BP}_split{tile.SPLITS}"
     if tile.TS == 1 and box_plans.weight_fits(problem, geo):
         box_tile = box_plans.choose_box_weight(geo, max_workspace)
-        tile = replace(tile, SPLITS=box_tile.splits)
+        tile = plain = replace(tile, SPLITS=box_tile.splits)
         boxes, splits = box_plans.box_weight(problem, geo, box_tile), box_tile.splits
         note = f"tile: {box_tile}; where tensors are not aligned to 16 bytes: {tile}"
         name = f"box_{name.split('_')[1]}_{box_tile.BN}x{box_tile.CB}x{math.prod(box_tile.box)}_split{splits}"
@@ -137,6 +139,15 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> P
     return Plan(problem, "triton", name, on_tensors(problem, run), partial_bytes, (note,))
 
 
+LINE_ENDS = ("LC", "WC")  # layouts whose last spatial axis and channels make one line
+
+
+def in_lines(x: Any) -> bool:
+    """Whether channels and the last spatial axis of x follow each other without a gap."""
+    channels = x.shape[1]
+    return (channels == 1 or x.stride(1) == 1) and (x.shape[-1] == 1 or x.stride(-1) == channels)
+
+
 def weight_launch(geo: Geometry, tile: WeightTile, numbers: dict[str, Any], dy: Any, x: Any, result: Any) -> Launch:
     yn, yc, *y = strides_of(dy)
     xn, xc, *xs = strides_of(x)
@@ -146,15 +157,19 @@ def weight_launch(geo: Geometry, tile: WeightTile, numbers: dict[str, Any], dy: 
         r_split, ro, ri, *r = result.stride()
     else:
         r_split, (ro, ri, *r) = 0, strides_of(result)
-    run = -(-geo.pixels // tile.SPLITS)
-    run = -(-run // tile.BP) * tile.BP
+    boxes = tuple(-(-extent // size) for extent, size in zip((geo.batch, *geo.y), tile.box))
+    run = -(-math.prod(boxes) // tile.SPLITS)
     channels = geo.group_in * tile.GP
-    columns = -(-geo.taps * channels // (tile.TS * tile.CB)) if tile.FLAT else \
-        -(-geo.taps // tile.TS) * -(-channels // tile.CB)
+    if tile.FLAT:
+        columns = -(-geo.taps * channels // (tile.TS * tile.CB))
+    elif tile.SEG:
+        columns = -(-geo.kernel[0] * geo.kernel[1] * -(-geo.kernel[2] * channels // tile.CB) // tile.TS)
+    else:
+        columns = -(-geo.taps // tile.TS) * -(-channels // tile.CB)
     programs = columns * -(-geo.group_out * tile.GP // tile.BK) * tile.SPLITS * (geo.groups // tile.GP)
     constants = {"YALIGN": yalign, "XALIGN": xalign, **geo.constants(), "KG": geo.group_out, "CG": geo.group_in,
                  "WIDE": needs_wide(dy, x, result), **numbers, **tile.constants()}
-    scalars = (geo.pixels, run, *geo.y, *geo.x, yn, yc, *y, xn, xc, *xs, r_split, ro, ri, *r)
+    scalars = (geo.batch, *geo.y, *geo.x, *boxes[1:], math.prod(boxes), run, yn, yc, *y, xn, xc, *xs, r_split, ro, ri, *r)
     return Launch((programs,), scalars, constants, tile.warps, tile.stages)
 
 
