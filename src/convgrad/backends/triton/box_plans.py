@@ -71,6 +71,20 @@ def weight_descriptor(weight: Any, block: tuple[int, ...]) -> TensorDescriptor:
                             list(block))
 
 
+def patch_descriptor(weight: Any, block: tuple[int, ...]) -> TensorDescriptor:
+    """Descriptor of a weight as (output channel, 1, all taps and input channels)."""
+    row = math.prod(weight.shape[1:])
+    return TensorDescriptor(weight, [weight.shape[0], 1, row], [row, row, 1], list(block))
+
+
+def weight_fits_box(weight: Any, patch: bool) -> bool:
+    """Whether the copy engine can read a weight: channels last and aligned, or (patch) everything after O in one row."""
+    if patch:
+        order = weight.permute(0, *range(2, weight.dim()), 1)
+        return bool(order.is_contiguous() and weight.data_ptr() % 16 == 0)
+    return tensors_fit(weight) and taps_even(weight)
+
+
 def taps_even(weight: Any) -> bool:
     """Whether the taps of a weight follow each other at one stride, the last axis fastest."""
     expected = None
@@ -88,13 +102,14 @@ def step_channels(depth: int) -> int:
     return min((64, 32, 16), key=lambda width: (-(-depth // width) * width, -width))
 
 
-def choose_box_gather(geo: Geometry, is_input: bool) -> BoxTile:
+def choose_box_gather(geo: Geometry, is_input: bool, patch: bool) -> BoxTile:
     red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
+    col = col * geo.taps if patch else col
     positions = geo.phase_positions if is_input else geo.y
     extents = (geo.batch, *positions)
     bn = min(256, cheapest_width(col))
     rows = 128
-    tiles = -(-geo.batch * math.prod(positions) // rows) * (geo.phases if is_input else 1) * geo.groups
+    tiles = -(-geo.batch * math.prod(positions) // rows) * (geo.phases if is_input and not patch else 1) * geo.groups
     while bn > 64 and tiles * -(-col // bn) < MULTIPROCESSORS:
         bn //= 2
     if tiles * -(-col // bn) < MULTIPROCESSORS:
@@ -104,9 +119,18 @@ def choose_box_gather(geo: Geometry, is_input: bool) -> BoxTile:
     return BoxTile(best_box(extents, rows), bn, cb, warps, stages_for((rows + bn) * cb * 2))
 
 
+def is_patch(problem: Problem, geo: Geometry) -> bool:
+    """Whether windows lie side by side (kernel = stride) and all taps of few channels fill a row of 16-byte units."""
+    return (problem.wrt == "input" and geo.groups == 1 and geo.kernel == geo.stride and set(geo.dilation) == {1}
+            and not any(geo.pad) and geo.taps > 1 and geo.group_in < 64 and geo.group_in * geo.taps % 8 == 0
+            and geo.group_out % 8 == 0 and geo.group_out >= 16)
+
+
 def gather_fits(problem: Problem, geo: Geometry) -> bool:
     is_input = problem.wrt == "input"
     red = geo.group_out if is_input else geo.group_in
+    if is_patch(problem, geo):
+        return problem.dtype in ("bfloat16", "float16") and rounding(problem) == "" and problem.layout.endswith("C")
     if not channels_fit(problem, geo) or (not is_input and max(geo.stride) > 1) or red < 16:
         return False
     return geo.groups == 1 or (red % step_channels(red) == 0 and min(geo.group_in, geo.group_out) >= 32)
@@ -117,12 +141,15 @@ def box_gather(problem: Problem, geo: Geometry, tile: BoxTile) -> Step:
     positions = geo.phase_positions if is_input else geo.y
     red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
     boxes = tuple(-(-extent // size) for extent, size in zip((geo.batch, *positions), tile.box))
-    tiles = math.prod(boxes) * -(-col // tile.BN) * geo.groups * (geo.phases if is_input else 1)
+    patch = is_patch(problem, geo)
+    columns = col * geo.taps if patch else col
+    tiles = math.prod(boxes) * -(-columns // tile.BN) * geo.groups * (geo.phases if is_input and not patch else 1)
     programs = min(tiles, MULTIPROCESSORS * (2 if math.prod(tile.box) * tile.BN <= 128 * 128 else 1))
     weight_block = (tile.CB, 1, tile.BN) if is_input else (tile.BN, 1, tile.CB)
 
     def leading(source: Any, weight: Any, result: Any) -> tuple[Any, ...]:
-        return (descriptor(source, (*tile.box, tile.CB)), weight_descriptor(weight, weight_block), source, weight, result)
+        taps = patch_descriptor(weight, weight_block) if patch else weight_descriptor(weight, weight_block)
+        return (descriptor(source, (*tile.box, tile.CB)), taps, source, weight, result)
 
     def launch(source: Any, weight: Any, result: Any) -> Launch:
         from_extents, to_extents = (geo.y, geo.x) if is_input else (geo.x, geo.y)
@@ -130,7 +157,7 @@ def box_gather(problem: Problem, geo: Geometry, tile: BoxTile) -> Step:
         ralign, (rn, *r) = aligned_strides((rn, *r))
         pn, b0, b1, b2 = tile.box
         constants = {"RALIGN": ralign, **geo.constants(), **geo.phase_constants("GV"), "RED": red, "COL": col,
-                     "INPUT": is_input, "WIDE": needs_wide(source, weight, result), "PN": pn, "B0": b0, "B1": b1,
+                     "INPUT": is_input, "PATCH": patch, "WIDE": needs_wide(source, weight, result), "PN": pn, "B0": b0, "B1": b1,
                      "B2": b2, "BN": tile.BN, "CB": tile.CB, "PROGRAMS": programs}
         scalars = (geo.batch, *from_extents, *to_extents, *boxes, tiles, *strides_of(source), *strides_of(weight), rn, rc,
                    *r)

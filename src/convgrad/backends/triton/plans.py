@@ -66,14 +66,15 @@ def gather_plan(problem: Problem, geo: Geometry) -> Plan:
     boxes = None
     note = f"tile: {tile}"
     name = f"gather_{DTYPES[problem.dtype][0]}_{tile.BM}x{tile.BN}x{tile.TS * tile.CB}"
-    if not tile.PACK and box_plans.gather_fits(problem, geo):
-        box_tile = box_plans.choose_box_gather(geo, is_input)
+    patch = box_plans.is_patch(problem, geo)
+    if (not tile.PACK or patch) and box_plans.gather_fits(problem, geo):
+        box_tile = box_plans.choose_box_gather(geo, is_input, patch)
         boxes = box_plans.box_gather(problem, geo, box_tile)
         note = f"tile: {box_tile}; where tensors are not aligned to 16 bytes: {tile}"
         name = f"box_{name.split('_')[1]}_{math.prod(box_tile.box)}x{box_tile.BN}x{box_tile.CB}"
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        if boxes is not None and box_plans.tensors_fit(*operands) and box_plans.taps_even(operands[1]):
+        if boxes is not None and box_plans.tensors_fit(operands[0]) and box_plans.weight_fits_box(operands[1], patch):
             boxes(*operands, results[0])
         else:
             step(*operands, results[0], table_for(problem, results[0]))
@@ -142,6 +143,12 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> P
 LINE_ENDS = ("LC", "WC")  # layouts whose last spatial axis and channels make one line
 
 
+def reaches_outside(geo: Geometry) -> bool:
+    """Whether some tap of the last axis lands outside the input."""
+    last = (geo.y[2] - 1) * geo.stride[2] + (geo.kernel[2] - 1) * geo.dilation[2] - geo.pad[2]
+    return geo.pad[2] > 0 or last >= geo.x[2]
+
+
 def in_lines(x: Any) -> bool:
     """Whether channels and the last spatial axis of x follow each other without a gap."""
     channels = x.shape[1]
@@ -168,7 +175,7 @@ def weight_launch(geo: Geometry, tile: WeightTile, numbers: dict[str, Any], dy: 
         columns = -(-geo.taps // tile.TS) * -(-channels // tile.CB)
     programs = columns * -(-geo.group_out * tile.GP // tile.BK) * tile.SPLITS * (geo.groups // tile.GP)
     constants = {"YALIGN": yalign, "XALIGN": xalign, **geo.constants(), "KG": geo.group_out, "CG": geo.group_in,
-                 "WIDE": needs_wide(dy, x, result), **numbers, **tile.constants()}
+                 "EDGE": reaches_outside(geo), "WIDE": needs_wide(dy, x, result), **numbers, **tile.constants()}
     scalars = (geo.batch, *geo.y, *geo.x, *boxes[1:], math.prod(boxes), run, yn, yc, *y, xn, xc, *xs, r_split, ro, ri, *r)
     return Launch((programs,), scalars, constants, tile.warps, tile.stages)
 

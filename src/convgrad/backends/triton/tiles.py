@@ -169,7 +169,7 @@ def choose_weight(geo: Geometry, itemsize: int, max_workspace: int | None, lines
         line = geo.kernel[2] * channels
         cb = min((32, 16, 8), key=lambda width: (-(-line // width) * width, -width))
         segments = geo.kernel[0] * geo.kernel[1] * -(-line // cb)
-        ts = min(256 // cb, power_of_two(segments))
+        ts = min((256 if rows <= 64 else 128) // cb, power_of_two(segments))
         while ts * cb < 16:
             ts *= 2
         columns = -(-segments // ts)
@@ -184,7 +184,7 @@ def choose_weight(geo: Geometry, itemsize: int, max_workspace: int | None, lines
     if rows > bk // 2 and rows % bk and bk > 64:
         bk = 64 if -(-rows // 64) * 64 < -(-rows // 128) * 128 else 128
     swap = bk < 64 and ts * cb >= 64
-    bp = 64 if itemsize <= 2 else 32
+    bp = 64 if itemsize <= 2 and not (segmented and ts * cb > 128) else 32
     tiles = -(-rows // bk) * columns * (geo.groups // gp)
     splits = choose_splits(geo, tiles, bp, max_workspace)
     scattered = flat or segmented

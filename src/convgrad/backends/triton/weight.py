@@ -24,8 +24,8 @@ def weight_kernel(
         P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
         KG: tl.constexpr, CG: tl.constexpr, GP: tl.constexpr,  # output and input channels of a group; groups in a tile
         SPLITS: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
-        SWAP: tl.constexpr, FLAT: tl.constexpr, SEG: tl.constexpr, TS: tl.constexpr, CB: tl.constexpr, BK: tl.constexpr,
-        PN: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr):
+        SWAP: tl.constexpr, FLAT: tl.constexpr, SEG: tl.constexpr, EDGE: tl.constexpr, TS: tl.constexpr,
+        CB: tl.constexpr, BK: tl.constexpr, PN: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr):
     y_n, y_c, y_0, y_1, y_2 = yn * YALIGN, yc, y0 * YALIGN, y1 * YALIGN, y2 * YALIGN
     x_n, x_c, x_0, x_1, x_2 = xn * XALIGN, xc, x0 * XALIGN, x1 * XALIGN, x2 * XALIGN
     BP: tl.constexpr = PN * B0 * B1 * B2
@@ -107,9 +107,16 @@ def weight_kernel(
             valid = there[:, None] & (tap < TAPS)[None, :] & inside(i0s, X0) & inside(i1s, X1)
             line = wide(n, WIDE)[:, None] * x_n + wide(i0s, WIDE) * x_0 + wide(i1s, WIDE) * x_1
             # a place in the line of X2*CG neighbours; a line that is not there starts far below zero
-            place = tl.where(valid, (i2 - P2)[:, None] * CG + ((segment % SEGMENTS) * CB)[None, :], -(1 << 30))
-            place = place[:, :, None] + tl.arange(0, CB)[None, None, :]
-            b3 = tl.load(x_base + line[:, :, None] + place, mask=place.to(tl.uint32) < (X2 * CG).to(tl.uint32), other=0.0)
+            place = (i2 - P2)[:, None] * CG + ((segment % SEGMENTS) * CB)[None, :]
+            if EDGE:
+                place = tl.where(valid, place, -(1 << 30))[:, :, None] + tl.arange(0, CB)[None, None, :]
+                b3 = tl.load(x_base + line[:, :, None] + place, mask=place.to(tl.uint32) < (X2 * CG).to(tl.uint32),
+                             other=0.0)
+            else:
+                mask = valid[:, :, None]
+                if (K2 * CG) % CB != 0:
+                    mask = mask & (inner < K2 * CG)[None, :, :]
+                b3 = tl.load(x_base + (line + place)[:, :, None] + tl.arange(0, CB)[None, None, :], mask=mask, other=0.0)
             b = tl.reshape(b3, [BP, TS * CB])
         else:
             valid = (there[:, None] & (tap < TAPS)[None, :] & inside(i0[:, None] + shift0[None, :], X0)
@@ -171,15 +178,15 @@ def weight_kernel(
     row_at = wide(super_group * ROWS + k, WIDE) * r_o + wide(split, WIDE) * r_split
     if SWAP:
         where = column_at[:, None] + row_at[None, :]
-        mask = pair_there[:, None] & k_there[None, :]
+        keep = pair_there[:, None] & k_there[None, :]
         if GP > 1:
-            mask = mask & (column_group[:, None] == (k // KG)[None, :])
+            keep = keep & (column_group[:, None] == (k // KG)[None, :])
     else:
         where = row_at[:, None] + column_at[None, :]
-        mask = k_there[:, None] & pair_there[None, :]
+        keep = k_there[:, None] & pair_there[None, :]
         if GP > 1:
-            mask = mask & ((k // KG)[:, None] == column_group[None, :])
-    tl.store(result + where, acc.to(result.dtype.element_ty), mask=mask)
+            keep = keep & ((k // KG)[:, None] == column_group[None, :])
+    tl.store(result + where, acc.to(result.dtype.element_ty), mask=keep)
 
 
 @triton.jit
