@@ -29,6 +29,7 @@ class BoxTile:
     warps: int
     stages: int
     splits: int = 1
+    per_sm: int = 1  # persistent programs per multiprocessor; 0: one program per tile
 
     def __str__(self) -> str:
         return (f"box {'x'.join(map(str, self.box))} = {math.prod(self.box)} positions x {self.BN} x {self.CB}, "
@@ -116,7 +117,8 @@ def choose_box_gather(geo: Geometry, is_input: bool, patch: bool) -> BoxTile:
         rows = 64
     cb = step_channels(red)
     warps = 8 if rows * bn >= 128 * 128 else 4
-    return BoxTile(best_box(extents, rows), bn, cb, warps, stages_for((rows + bn) * cb * 2))
+    return BoxTile(best_box(extents, rows), bn, cb, warps, stages_for((rows + bn) * cb * 2),
+                   per_sm=2 if rows * bn <= 128 * 128 else 1)
 
 
 def is_patch(problem: Problem, geo: Geometry) -> bool:
@@ -144,7 +146,7 @@ def box_gather(problem: Problem, geo: Geometry, tile: BoxTile) -> Step:
     patch = is_patch(problem, geo)
     columns = col * geo.taps if patch else col
     tiles = math.prod(boxes) * -(-columns // tile.BN) * geo.groups * (geo.phases if is_input and not patch else 1)
-    programs = min(tiles, MULTIPROCESSORS * (2 if math.prod(tile.box) * tile.BN <= 128 * 128 else 1))
+    programs = min(tiles, MULTIPROCESSORS * tile.per_sm) if tile.per_sm else tiles
     weight_block = (tile.CB, 1, tile.BN) if is_input else (tile.BN, 1, tile.CB)
 
     def leading(source: Any, weight: Any, result: Any) -> tuple[Any, ...]:

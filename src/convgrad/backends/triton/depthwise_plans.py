@@ -13,6 +13,7 @@ from .geometry import Geometry, needs_wide, strides_of
 from .launch import Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import STORED_8BIT, arithmetic, on_tensors, scratch, table_for
 from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR
+from .tuning import Choice, fields_of
 from .weight import reduce_kernel
 
 THREADS = 128
@@ -81,12 +82,14 @@ def sum_bytes(problem: Problem) -> int:
     return 8 if problem.dtype == "float64" else 4
 
 
-def gather_plan(problem: Problem, geo: Geometry) -> Plan:
+def gather_plan(problem: Problem, geo: Geometry, choice: Choice | None) -> Plan:
     """The output or the input gradient alone."""
     is_input = problem.wrt == "input"
     positions = geo.phase_positions if is_input else geo.y
     tile = tile_for(geo, positions[2], 1 if is_input else geo.stride[2], channels_last(problem),
                     8 if geo.kernel[2] > 8 else 4, 8 if geo.kernel[2] <= 8 else 4)
+    if choice is not None:
+        tile = DepthwiseTile(**fields_of(choice))
     blocks = (positions[0], positions[1], -(-positions[2] // tile.UW))
     row_tiles = -(-geo.batch * math.prod(blocks) // tile.BR)
     programs = row_tiles * -(-geo.groups // tile.BC) * (geo.stride[0] * geo.stride[1] if is_input else 1)
@@ -128,7 +131,7 @@ def run_length(row_tiles: int, programs: int, waves: int, partial_bytes: int, ma
     return -(-row_tiles // run), run
 
 
-def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Plan:
+def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
     """The weight gradient, alone or with the bias gradient."""
     bias = "bias" in problem.results
     tile = tile_for(geo, geo.y[2], geo.stride[2], channels_last(problem), 8 if geo.kernel[2] > 16 else 4,
@@ -137,6 +140,9 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> P
     elements = max(1, tile.BR * tile.BC // THREADS)
     fitting = max(1, min(lines, SUMS_PER_THREAD // (elements * geo.kernel[2])))
     per_program = -(-lines // -(-lines // fitting))  # evenly
+    if choice is not None:
+        tile = DepthwiseTile(**fields_of(choice))
+        per_program = tile.LINES
     blocks = (geo.y[0], geo.y[1], -(-geo.y[2] // tile.UW))
     row_tiles = -(-geo.batch * math.prod(blocks) // tile.BR)
     programs = -(-geo.groups // tile.BC) * -(-lines // per_program)
@@ -223,11 +229,13 @@ def bias_taps(geo: Geometry) -> tuple[int, ...] | None:
     return tuple(taps)
 
 
-def fused_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Plan:
+def fused_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
     """Input and weight gradient, and bias gradient where one tap visits every output, in one pass."""
     center = bias_taps(geo)
     bias = "bias" in problem.results
     tile = tile_for(geo, geo.phase_positions[2], 1, channels_last(problem), 4, 4)
+    if choice is not None:
+        tile = DepthwiseTile(**fields_of(choice))
     blocks = (geo.phase_positions[0], geo.phase_positions[1], -(-geo.phase_positions[2] // tile.UW))
     row_tiles = -(-geo.batch * math.prod(blocks) // tile.BR)
     programs = -(-geo.groups // tile.BC)

@@ -193,11 +193,16 @@ def choose_weight(geo: Geometry, itemsize: int, max_workspace: int | None, lines
     return WeightTile(bk, cb, ts, best_box((geo.batch, *geo.y), bp), gp, swap, flat, segmented, splits, warps, stages)
 
 
-def choose_splits(geo: Geometry, tiles: int, bp: int, max_workspace: int | None) -> int:
-    """Runs of pixels: enough programs for four waves, no run shorter than 8 steps, workspace within its limit."""
+def most_splits(geo: Geometry, max_workspace: int | None) -> int:
+    """Most runs of pixels whose partial weight gradients fit into max(64 MiB, twice the gradient in float32)."""
     weight_bytes = 4 * geo.groups * geo.group_out * geo.group_in * geo.taps
     limit = max(WORKSPACE_FLOOR, 2 * weight_bytes)
     if max_workspace is not None:
         limit = min(limit, max_workspace)
-    wanted = min(-(-4 * MULTIPROCESSORS // max(1, tiles)), max(1, geo.pixels // (8 * bp)), 1024)
-    return max(1, min(wanted, limit // max(1, weight_bytes)))
+    return max(1, min(1024, limit // max(1, weight_bytes)))
+
+
+def choose_splits(geo: Geometry, tiles: int, bp: int, max_workspace: int | None, waves: int = 4) -> int:
+    """Runs of pixels: enough programs for some waves, no run shorter than 8 steps, workspace within its limit."""
+    wanted = min(-(-waves * MULTIPROCESSORS // max(1, tiles)), max(1, geo.pixels // (8 * bp)))
+    return max(1, min(wanted, most_splits(geo, max_workspace)))

@@ -27,7 +27,7 @@ def weight_kernel(
         SWAP: tl.constexpr, FLAT: tl.constexpr, SEG: tl.constexpr, EDGE: tl.constexpr, TS: tl.constexpr,
         CB: tl.constexpr, BK: tl.constexpr, PN: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr):
     y_n, y_c, y_0, y_1, y_2 = yn * YALIGN, yc, y0 * YALIGN, y1 * YALIGN, y2 * YALIGN
-    x_n, x_c, x_0, x_1, x_2 = xn * XALIGN, xc, x0 * XALIGN, x1 * XALIGN, x2 * XALIGN
+    x_n, x_c, x_0, x_1, x_2 = xn * XALIGN, xc, x0 * XALIGN, x1 * XALIGN, x2 if SEG else x2 * XALIGN
     BP: tl.constexpr = PN * B0 * B1 * B2
     TAPS: tl.constexpr = K0 * K1 * K2
     CHANNELS: tl.constexpr = CG * GP
