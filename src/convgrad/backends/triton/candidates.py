@@ -53,17 +53,16 @@ def gather(problem: Problem, geo: Geometry) -> Iterator[Choice]:
         yield choice_of("box", model)
         columns = col * geo.taps if patch else col
         extents = (geo.batch, *(geo.phase_positions if is_input else geo.y))
-        for rows, width, warps, per_sm in ((128, 128, 8, 1), (128, 128, 4, 2), (128, 128, 8, 2), (128, 256, 8, 1),
-                                           (256, 128, 8, 1), (128, 64, 4, 2), (128, 64, 4, 3), (256, 64, 8, 1),
-                                           (256, 64, 4, 2), (64, 128, 4, 3), (64, 64, 4, 4), (64, 256, 4, 1),
-                                           (256, 32, 4, 2), (128, 32, 4, 4)):
+        fixed = (1, 1, 1) if is_input else geo.stride
+        for rows, width, warps, per_sm in ((128, 128, 8, 2), (128, 128, 4, 2), (128, 256, 8, 1), (256, 128, 8, 1),
+                                           (128, 64, 4, 2), (128, 64, 4, 3), (256, 64, 8, 2), (64, 128, 4, 3),
+                                           (64, 64, 4, 4), (256, 32, 4, 2), (128, 32, 4, 4)):
             if width <= max(32, 2 * power_of_two(columns) // 2) and width * 8 >= min(columns, 256):
                 for cb in {model.CB, 128} if red % 128 == 0 and rows * width <= 128 * 128 else {model.CB}:
                     stages = stages_for((rows + width) * cb * 2, 4) if per_sm == 1 else \
                         stages_for((rows + width) * cb * 2 * per_sm, 4)
                     if stages > 1:
-                        yield choice_of("box", box_plans.BoxTile(best_box(extents, rows), width, cb, warps, stages, 1,
-                                                                 per_sm))
+                        yield choice_of("box", box_plans.BoxTile(best_box(extents, rows, fixed), width, cb, warps, stages))
     if problem.dtype == "float32" or not box_plans.gather_fits(problem, geo) or red < 64:
         yield choice_of("gather", plain)
         for rows in (64, 128, 256):
@@ -86,7 +85,7 @@ def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
                 tiles = -(-geo.group_out // bk) * -(-geo.group_in // cb) * geo.taps * geo.groups
                 for waves in (1, 3) if bk * cb > 128 * 64 else (4,):
                     splits = choose_splits(geo, tiles, pixels, None, waves)
-                    yield choice_of("box", box_plans.BoxTile(best_box((geo.batch, *geo.y), pixels), bk, cb, warps,
+                    yield choice_of("box", box_plans.BoxTile(best_box((geo.batch, *geo.y), pixels, geo.stride), bk, cb, warps,
                                                              stages_for((bk + cb) * pixels * 2), splits))
     if plain.TS > 1 or plain.FLAT or plain.SEG or not box_plans.weight_fits(problem, geo):
         yield choice_of("weight", plain)
@@ -105,6 +104,7 @@ def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
 
 
 def depthwise(problem: Problem, geo: Geometry) -> Iterator[Choice]:
+    geo, _ = depthwise_plans.in_turn(geo)
     last = geo.kernel[2]
     contiguous = depthwise_plans.channels_last(problem)
     width = depthwise_plans.channel_width(geo.groups, contiguous)

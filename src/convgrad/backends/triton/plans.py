@@ -97,7 +97,8 @@ def gather_plan(problem: Problem, geo: Geometry, choice: Choice | None) -> Plan:
         name = f"box_{name.split('_')[1]}_{math.prod(box_tile.box)}x{box_tile.BN}x{box_tile.CB}"
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        if boxes is not None and box_plans.tensors_fit(operands[0]) and box_plans.weight_fits_box(operands[1], patch):
+        if (boxes is not None and box_plans.tensors_fit(operands[0]) and box_plans.weight_fits_box(operands[1], patch)
+                and (is_input or box_plans.folds(geo, operands[0]))):
             boxes(*operands, results[0])
         else:
             step(*operands, results[0], table_for(problem, results[0]))
@@ -139,7 +140,7 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
     plain = replace(choose_weight(geo, operand_bytes(problem), max_workspace, False), SPLITS=tile.SPLITS)
     step = Step(weight_kernel, lambda dy, x, result, table: weight_launch(
         geo, tile if not tile.SEG or in_lines(x) else plain, numbers, dy, x, result))
-    boxes, splits, note = [], tile.SPLITS, f"tile: {tile}"
+    boxes, splits, note = None, tile.SPLITS, f"tile: {tile}"
     name = f"weight_{DTYPES[problem.dtype][0]}_{tile.BK}x{tile.TS * tile.CB}x{tile.BP}_split{tile.SPLITS}"
     if choice["kernel"] == "box" if choice is not None else tile.TS == 1 and box_plans.weight_fits(problem, geo):
         box_tile = box_plans.choose_box_weight(geo, max_workspace) if choice is None else \
@@ -157,9 +158,8 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
         dw = results[0]
         partial = scratch(problem, workspace, shape, dw) if splits > 1 else dw
         target = partial.permute(0, 1, 5, 2, 3, 4) if splits > 1 else dw
-        if boxes and box_plans.tensors_fit(*operands):
-            for box_step in boxes:
-                box_step(*operands, target)
+        if boxes is not None and box_plans.tensors_fit(*operands) and box_plans.folds(geo, operands[1]):
+            boxes(*operands, target)
         else:
             step(*operands, target, table_for(problem, dw))
         if splits > 1:

@@ -133,12 +133,15 @@ def stages_for(step_bytes: int, most: int = 4) -> int:
     return max(1, min(most, SHARED_BYTES // max(1, step_bytes)))
 
 
-def best_box(extents: tuple[int, int, int, int], volume: int) -> Box:
-    """The box of `volume` positions (powers of two) that covers the extents with the fewest positions to spare."""
+def best_box(extents: tuple[int, ...], volume: int, stride: tuple[int, ...] = (1, 1, 1)) -> Box:
+    """The box of `volume` positions (powers of two) that covers the extents with the fewest positions to spare.
+
+    Axes but the last with a stride have extent 1 in a box: the copy engine does not skip elements.
+    """
     best: tuple[float, Box] | None = None
     sizes = [1 << e for e in range(volume.bit_length())]
     for b2, b1, b0 in product(sizes, sizes, sizes):
-        if volume % (b0 * b1 * b2):
+        if volume % (b0 * b1 * b2) or (stride[0] > 1 and b0 > 1) or (stride[1] > 1 and b1 > 1):
             continue
         box = (volume // (b0 * b1 * b2), b0, b1, b2)
         if max(box) > 256:
