@@ -67,9 +67,8 @@ def gather(problem: Problem, geo: Geometry) -> Iterator[Choice]:
         yield choice_of("gather", plain)
         for rows in (64, 128, 256):
             for stages in (1, 2, plain.stages):
-                for warps in (4, 8):
-                    if rows * plain.BN <= 256 * 128:
-                        yield choice_of("gather", replace(plain, BM=rows, stages=stages, warps=warps))
+                if rows * plain.BN <= 256 * 128:
+                    yield choice_of("gather", replace(plain, BM=rows, stages=stages, warps=4 if stages == 1 else plain.warps))
 
 
 def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
@@ -78,29 +77,30 @@ def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     if box_plans.weight_fits(problem, geo):
         if plain.TS == 1:
             yield choice_of("box", box_plans.choose_box_weight(geo, None))
-        for bk, cb, pixels, warps in ((128, 128, 64, 8), (128, 128, 128, 8), (128, 128, 64, 4), (128, 256, 64, 8),
-                                      (256, 128, 64, 8), (64, 128, 64, 4), (128, 64, 64, 4), (64, 64, 64, 4),
-                                      (64, 64, 128, 4), (64, 256, 64, 4), (256, 64, 64, 8), (64, 32, 128, 4)):
-            if bk <= max(64, power_of_two(geo.group_out)) and cb <= max(32, power_of_two(geo.group_in)):
+        for bk, cb, pixels, warps in ((128, 128, 128, 8), (128, 128, 64, 4), (128, 256, 64, 8), (256, 128, 64, 8),
+                                      (64, 64, 128, 4), (64, 128, 128, 4), (128, 64, 128, 4), (256, 64, 64, 8),
+                                      (64, 32, 128, 4)):
+            if bk <= max(64, power_of_two(geo.group_out)) and cb <= max(32, power_of_two(geo.group_in)) and \
+                    4 * bk >= min(geo.group_out, 256) and 4 * cb >= min(geo.group_in, 256):
                 tiles = -(-geo.group_out // bk) * -(-geo.group_in // cb) * geo.taps * geo.groups
-                for waves in (1, 3) if bk * cb > 128 * 64 else (4,):
+                for waves in (2, 4) if bk * cb > 128 * 64 else (4,):
                     splits = choose_splits(geo, tiles, pixels, None, waves)
-                    yield choice_of("box", box_plans.BoxTile(best_box((geo.batch, *geo.y), pixels, geo.stride), bk, cb, warps,
-                                                             stages_for((bk + cb) * pixels * 2), splits))
+                    yield choice_of("box", box_plans.BoxTile(
+                        best_box((geo.batch, *geo.y), pixels, geo.stride), bk, cb, warps,
+                        stages_for((bk + cb) * pixels * 2, 4), splits))
     if plain.TS > 1 or plain.FLAT or plain.SEG or not box_plans.weight_fits(problem, geo):
         yield choice_of("weight", plain)
-        for columns in (plain.TS, plain.TS * 2, plain.TS * 4, plain.TS * 8):
-            for pixels in (16, 32, 64):
+        for columns in (plain.TS, plain.TS * 2, plain.TS * 4):
+            for pixels in (32, 64):
                 width = columns * plain.CB
-                if width * pixels > 32768 or width > 1024 or width > 2 * power_of_two(geo.taps * geo.group_in * plain.GP):
+                if width * pixels > 16384 or width > 2 * power_of_two(geo.taps * geo.group_in * plain.GP):
                     continue
-                warps = 8 if width * plain.BK >= 128 * 64 or width * pixels >= 8192 else 4
-                for stages in (1, 2, 3):
-                    tile = replace(plain, TS=columns, box=best_box((geo.batch, *geo.y), pixels), warps=warps, stages=stages,
-                                   SWAP=plain.BK < 64 and width >= 64)
+                for stages, warps in ((1, 4), (2, 8), (3, 4)):
                     tiles = -(-geo.taps * geo.group_in * plain.GP // width) * -(-geo.group_out * plain.GP // plain.BK)
                     splits = choose_splits(geo, tiles * (geo.groups // plain.GP), pixels, None, 4)
-                    yield choice_of("weight", replace(tile, SPLITS=splits))
+                    yield choice_of("weight", replace(
+                        plain, TS=columns, box=best_box((geo.batch, *geo.y), pixels), warps=warps, stages=stages,
+                        SWAP=plain.BK < 64 and width >= 64, SPLITS=splits))
 
 
 def depthwise(problem: Problem, geo: Geometry) -> Iterator[Choice]:
@@ -113,7 +113,7 @@ def depthwise(problem: Problem, geo: Geometry) -> Iterator[Choice]:
         if not depthwise_plans.fused_fits(geo):
             return
         yield {"kernel": "separate"}
-    for neighbours in (1, 2, 4, 8):
+    for neighbours in (2, 4, 8) if geo.dilation[2] // geo.common[2] <= 4 and last > 1 else (1, 2):
         for elements in (2, 4, 8):
             rows = max(1, depthwise_plans.THREADS * (elements if contiguous else 2) // width)
             tile = depthwise_plans.DepthwiseTile(neighbours, rows, width)

@@ -14,12 +14,13 @@ from .geometry import Geometry, needs_wide, turned
 from .geometry import strides_of as strides_in_order
 from .launch import Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import STORED_8BIT, arithmetic, on_tensors, scratch, table_for
-from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR
+from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR, reduce_tile
 from .tuning import Choice, fields_of
 from .weight import reduce_kernel
 
 THREADS = 128
 FUSED_TAPS = 9  # most taps whose sums a thread can hold beside the input gradient
+WAVES = 6  # programs per multiprocessor of the weight gradient: more runs cost more to add up
 SUMS_PER_THREAD = 100  # of the weight gradient
 
 
@@ -169,7 +170,7 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
     programs = -(-geo.groups // tile.BC) * -(-lines // per_program)
     element = 8 if problem.dtype == "float64" else 4
     size = element * geo.groups * (geo.taps + bias)
-    splits, run = run_length(row_tiles, programs, 16, size, max_workspace, 2 * size)
+    splits, run = run_length(row_tiles, programs, WAVES, size, max_workspace, 2 * size)
     tile = DepthwiseTile(tile.UW, tile.BR, tile.BC, per_program, splits, tile.warps)
     numbers = arithmetic(problem)
 
@@ -207,18 +208,21 @@ class Finish:
         self.bias = bias
         self.beside = beside  # further elements wanted of the same workspace
         channels = geo.groups
-        slabs = min(32, power_of_two(splits))
 
         def weight_launch(partial: Any, dw: Any) -> Launch:
             wc, _, *w = strides_of(dw)
             size = geo.taps * channels
-            return Launch((-(-size // 64),), (size, splits, channels, *geo.kernel, 0, wc, *w),
-                          {"BS": slabs, "BE": 64}, 4, 1)
+            slabs, be = reduce_tile(size, splits)
+            return Launch((-(-size // be),), (size, splits, channels, *geo.kernel, 0, wc, *w),
+                          {"BS": slabs, "BE": be}, 4, 1)
+
+        def bias_launch(partial: Any, db: Any) -> Launch:
+            slabs, be = reduce_tile(channels, splits)
+            return Launch((-(-channels // be),), (channels, splits, channels, 1, 1, 1, 0, db.stride(0), 0, 0, 0),
+                          {"BS": slabs, "BE": be}, 4, 1)
 
         self.weight_step = Step(reduce_kernel, weight_launch)
-        self.bias_step = Step(reduce_kernel, lambda partial, db: Launch(
-            (-(-channels // 64),), (channels, splits, channels, 1, 1, 1, 0, db.stride(0), 0, 0, 0),
-            {"BS": slabs, "BE": 64}, 4, 1))
+        self.bias_step = Step(reduce_kernel, bias_launch)
 
     def partials(self, problem: Problem, workspace: Any, like: Any) -> tuple[Any, Any, Any]:
         """The workspace cut in three: sums of dw, sums of db, the rest."""
@@ -264,7 +268,7 @@ def fused_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choic
     programs = -(-geo.groups // tile.BC)
     element = 8 if problem.dtype == "float64" else 4
     size = element * geo.groups * (geo.taps + bias)
-    splits, run = run_length(row_tiles, programs, 16, size, max_workspace, 2 * size)
+    splits, run = run_length(row_tiles, programs, WAVES, size, max_workspace, 2 * size)
     tile = DepthwiseTile(tile.UW, tile.BR, tile.BC, geo.kernel[0] * geo.kernel[1], splits, tile.warps)
     numbers = arithmetic(problem)
 

@@ -22,6 +22,7 @@ from .tiles import (
     choose_gather,
     choose_weight,
     most_splits,
+    reduce_tile,
 )
 from .tuning import Choice, fields_of, tuned
 from .weight import bias_kernel, reduce_kernel, weight_kernel
@@ -216,10 +217,8 @@ def reduce_launch(geo: Geometry, splits: int, result: Any) -> Launch:
     """The launch that adds `splits` partial weight gradients in order."""
     ro, ri, *r = strides_of(result)
     size = geo.groups * geo.group_out * geo.group_in * geo.taps
-    bs = min(8, power_of_two(splits))
-    be = 256 if size >= 256 * MULTIPROCESSORS else 64
-    return Launch((-(-size // be),), (size, splits, geo.group_in, *geo.kernel, ro, ri, *r),
-                  {"BS": bs, "BE": be}, 4, 1)
+    slabs, be = reduce_tile(size, splits)
+    return Launch((-(-size // be),), (size, splits, geo.group_in, *geo.kernel, ro, ri, *r), {"BS": slabs, "BE": be}, 4, 1)
 
 
 def bias_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Plan:
@@ -243,8 +242,8 @@ def bias_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Pla
 
     step = Step(bias_kernel, launch)
     add = Step(reduce_kernel, lambda partial, result: Launch(
-        (-(-channels // 64),), (channels, splits, 1, 1, 1, 1, result.stride(0), 0, 0, 0, 0),
-        {"BS": min(32, power_of_two(splits)), "BE": 64}, 4, 1))
+        (-(-channels // reduce_tile(channels, splits)[1]),), (channels, splits, 1, 1, 1, 1, result.stride(0), 0, 0, 0, 0),
+        dict(zip(("BS", "BE"), reduce_tile(channels, splits))), 4, 1))
     size = (8 if double else 4) * splits * channels if splits > 1 else 0
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:

@@ -209,3 +209,9 @@ def choose_splits(geo: Geometry, tiles: int, bp: int, max_workspace: int | None,
     """Runs of pixels: enough programs for some waves, no run shorter than 8 steps, workspace within its limit."""
     wanted = min(-(-waves * MULTIPROCESSORS // max(1, tiles)), max(1, geo.pixels // (8 * bp)))
     return max(1, min(wanted, most_splits(geo, max_workspace)))
+
+
+def reduce_tile(size: int, splits: int) -> tuple[int, int]:
+    """(runs, elements) that one program of the adding kernel takes at a time: few elements where there are many runs."""
+    elements = 256 if size >= 256 * MULTIPROCESSORS else 64 if size >= 64 * MULTIPROCESSORS else 16
+    return min(power_of_two(splits), max(4, 4096 // elements)), elements
