@@ -14,7 +14,7 @@ from .boxes import box_gather_kernel, box_weight_kernel
 from .geometry import Geometry, needs_wide, strides_of
 from .launch import Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import rounding
-from .tiles import MULTIPROCESSORS, Box, best_box, cheapest_width, choose_splits, stages_for
+from .tiles import MULTIPROCESSORS, Box, best_box, choose_splits, stages_for
 
 
 @dataclass(frozen=True)
@@ -114,17 +114,24 @@ def choose_box_gather(geo: Geometry, is_input: bool, patch: bool) -> BoxTile:
     col = col * geo.taps if patch else col
     positions = geo.phase_positions if is_input else geo.y
     extents = (geo.batch, *positions)
-    bn = min(256, cheapest_width(col))
-    rows = 128
-    tiles = -(-geo.batch * math.prod(positions) // rows) * (geo.phases if is_input and not patch else 1) * geo.groups
-    while bn > 64 and tiles * -(-col // bn) < MULTIPROCESSORS:
-        bn //= 2
-    if tiles * -(-col // bn) < MULTIPROCESSORS:
-        rows = 64
+    # NOTE: tiles as measured on an H200: 256 columns where they fill, else 256 rows for wide results; narrow results
+    # want several small programs per multiprocessor.
+    rows, bn, warps, per_sm = (128, 256, 8, 1) if col % 256 == 0 else (256, 128, 8, 1) if col > 160 else \
+        (128, 128, 4, 2) if col > 64 else (128, 64, 4, 3) if col > 32 else (256, 32, 4, 2)
+    phases = geo.phases if is_input and not patch else 1
+
+    def tiles() -> int:
+        return -(-geo.batch * math.prod(positions) // rows) * -(-col // bn) * phases * geo.groups
+
+    while tiles() < MULTIPROCESSORS and rows * bn > 64 * 32:
+        if bn > 64 or (bn > 32 and rows == 64):
+            bn //= 2
+        else:
+            rows //= 2
+        warps, per_sm = 4, 2
     cb = step_channels(red)
-    warps = 8 if rows * bn >= 128 * 128 else 4
-    fixed = (1, 1, 1) if is_input else geo.stride
-    return BoxTile(best_box(extents, rows, fixed), bn, cb, warps, stages_for((rows + bn) * cb * 2))
+    stages = stages_for((rows + bn) * cb * 2 * per_sm)
+    return BoxTile(best_box(extents, rows, (1, 1, 1) if is_input else geo.stride), bn, cb, warps, stages)
 
 
 def is_patch(problem: Problem, geo: Geometry) -> bool:
@@ -180,17 +187,13 @@ def choose_box_weight(geo: Geometry, max_workspace: int | None) -> BoxTile:
     def width(channels: int) -> int:
         return min((128, 64, 32), key=lambda size: -(-channels // size) * size / {128: 1.0, 64: 0.75, 32: 0.4}[size])
 
-    bk, cb = width(geo.group_out), width(geo.group_in)
-    if bk == 128 and geo.group_in % 256 == 0:
-        cb = 256
-    elif cb == 128 and geo.group_out % 256 == 0:
-        bk = 256
-    bk = max(bk, 64)  # rows of one tensor-core instruction
+    bk, cb = max(64, width(geo.group_out)), width(geo.group_in)  # 64: rows of one tensor-core instruction
     tiles = -(-geo.group_out // bk) * -(-geo.group_in // cb) * geo.taps * geo.groups
-    pixels = 64
-    splits = choose_splits(geo, tiles, pixels, max_workspace)
+    pixels = 128  # measured: better than 64 at every width
+    splits = choose_splits(geo, tiles, pixels, max_workspace, waves=3)
     warps = 8 if bk * cb >= 128 * 128 else 4
-    return BoxTile(best_box((geo.batch, *geo.y), pixels, geo.stride), bk, cb, warps, stages_for((bk + cb) * pixels * 2), splits)
+    return BoxTile(best_box((geo.batch, *geo.y), pixels, geo.stride), bk, cb, warps, stages_for((bk + cb) * pixels * 2),
+                   splits)
 
 
 def box_weight(problem: Problem, geo: Geometry, tile: BoxTile) -> Step:

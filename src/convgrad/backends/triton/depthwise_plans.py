@@ -108,7 +108,7 @@ def gather_plan(problem: Problem, geo: Geometry, choice: Choice | None) -> Plan:
     is_input = problem.wrt == "input"
     positions = geo.phase_positions if is_input else geo.y
     tile = tile_for(geo, positions[2], 1 if is_input else geo.stride[2], channels_last(problem),
-                    8 if geo.kernel[2] > 8 else 4, 8 if geo.kernel[2] <= 8 else 4)
+                    8 if geo.kernel[2] > 6 else 4, 8 if geo.kernel[2] in (1, 2, 3, 7) else 4)
     if choice is not None:
         tile = DepthwiseTile(**fields_of(choice))
     blocks = (positions[0], positions[1], -(-positions[2] // tile.UW))
@@ -156,8 +156,7 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
     """The weight gradient, alone or with the bias gradient."""
     geo, strides_of = in_turn(geo)
     bias = "bias" in problem.results
-    tile = tile_for(geo, geo.y[2], geo.stride[2], channels_last(problem), 8 if geo.kernel[2] > 16 else 4,
-                    8 if geo.taps <= 9 else 4 if geo.kernel[2] <= 16 else 2)
+    tile = tile_for(geo, geo.y[2], geo.stride[2], channels_last(problem), 8 if geo.kernel[2] > 6 else 4, 2 if geo.kernel[2] in (5, 6) else 4)
     lines = geo.kernel[0] * geo.kernel[1]
     elements = max(1, tile.BR * tile.BC // THREADS)
     fitting = max(1, min(lines, SUMS_PER_THREAD // (elements * geo.kernel[2])))

@@ -112,7 +112,12 @@ def choose_gather(geo: Geometry, is_input: bool, itemsize: int) -> GatherTile:
             bm //= 2
     warps = 8 if bm * bn >= 128 * 128 else 4
     steps = -(-slots * depth // (ts * cb)) if flat else -(-slots // ts) * -(-depth // cb)
-    stages = min(stages_for((bm + bn) * cb * ts * itemsize), max(1, steps))
+    if pack and not flat:  # measured on an H200: shallow pipelines, or none where loads are scattered
+        bm, warps, most = (256 if rows >= 256 * MULTIPROCESSORS else bm), 4, 2
+    else:
+        most = 1 if ts > 1 or flat else 4
+        warps = 4 if most == 1 else warps
+    stages = min(stages_for((bm + bn) * cb * ts * itemsize, most), max(1, steps))
     return GatherTile(bm, bn, cb, ts, gp, pack, flat, warps, stages)
 
 
