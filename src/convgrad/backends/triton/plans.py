@@ -38,6 +38,8 @@ def make_plan(problem: Problem, max_workspace: int | None, choice: Choice | None
         choice, source = tuned(problem)
     if any(problem.conv.shape_of(result).count(0) for result in problem.results) or 0 in problem.conv.output_shape \
             or (problem.conv.group_in == 0 and wrt != "bias"):
+        if len(problem.results) > 1:
+            raise Unsupported("several results of a problem without elements: one kernel each is used")
         return Plan(problem, "triton", "fill_zero", on_tensors(problem, fill_zero), 0)
     if geo.groups > 1 and geo.group_in == geo.group_out == 1 and wrt != "bias":
         return noted(depthwise_plan(problem, geo, max_workspace, choice), source)
