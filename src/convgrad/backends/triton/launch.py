@@ -23,12 +23,12 @@ class Launch:
     constants: dict[str, Any]
     warps: int = 4
     stages: int = 3
-    leading: Callable[..., tuple[Any, ...]] | None = None  # kernel arguments from the tensors, where not these themselves
+    leading: Callable[..., tuple[Any, ...]] | None = None  # makes the first kernel arguments from the tensors
 
 
 @dataclass
 class Step:
-    """One kernel of a plan: `describe(*tensors)` gives the launch; it is asked once per set of strides and alignments."""
+    """One kernel of a plan: `describe(*tensors)` gives the launch, asked once per set of strides and alignments."""
 
     kernel: Any
     describe: Callable[..., Launch]
@@ -51,7 +51,8 @@ class Step:
         if not INTERPRETED:
             grid = (*launch.grid, 1, 1)[:3]
             names = self.kernel.arg_names[len(first) + len(launch.scalars):]
-            self.ready[key] = (compiled[grid], launch.leading, (*launch.scalars, *(launch.constants[name] for name in names)))
+            arguments = (*launch.scalars, *(launch.constants[name] for name in names))
+            self.ready[key] = (compiled[grid], launch.leading, arguments)
 
 
 def aligned_strides(strides: Sequence[int], limit: int = 16) -> tuple[int, tuple[int, ...]]:
