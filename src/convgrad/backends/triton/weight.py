@@ -5,7 +5,7 @@ than one run the float32 partial sums go to the workspace and `reduce_kernel` ad
 """
 
 # mypy: ignore-errors
-# ruff: noqa: SIM102
+# ruff: noqa: SIM102, SIM108
 import triton
 import triton.language as tl
 
