@@ -194,7 +194,7 @@ def check(problem: Problem | str, backend: str, operands: dict[str, Array],
     if results is None:
         return False
     exact = exact_results(problem, operands)
-    sizes = magnitudes(problem, operands)
+    sizes = magnitudes(problem, operands) if judge is wrong_bound else exact
     for wrt, got, value, size in zip(problem.results, results, exact, sizes, strict=True):
         wrong = judge(problem, wrt, got, value, size)
         assert wrong is None, f"{backend} ({options}): {wrong}"

@@ -31,5 +31,5 @@ _LAZY = ("torch", "jax", "onednn", "cann", "ascendc")
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return importlib.import_module(f"convgrad.frontends.{name}")
+        return importlib.import_module(f"convgrad.{name}")
     raise AttributeError(f"module 'convgrad' has no attribute {name!r}")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .call import (
+    OUT_LABELS,
     Ints,
     Options,
     Padding,
@@ -69,7 +70,7 @@ def conv(input: Any, weight: Any, *, stride: Ints = 1, padding: Padding = 0, dil
     if call is None:
         geometry = geometry_of(arrays, options, stride, padding, dilation, groups)
         call = prepare(key, kind, "output", geometry, arrays, options)
-    return ready(kind, call, arrays, (out,), workspace)()[0]
+    return ready(call, arrays, {"out": out}, workspace)()[0]
 
 
 def input_grad(grad_output: Any, weight: Any, input_size: Ints, *, stride: Ints = 1, padding: Padding = 0,
@@ -106,7 +107,7 @@ def input_grad(grad_output: Any, weight: Any, input_size: Ints, *, stride: Ints 
     if call is None:
         geometry = geometry_of(arrays, options, stride, padding, dilation, groups, input_size=input_size)
         call = prepare(key, kind, "input", geometry, arrays, options)
-    return ready(kind, call, arrays, (out,), workspace)()[0]
+    return ready(call, arrays, {"out": out}, workspace)()[0]
 
 
 def weight_grad(grad_output: Any, input: Any, kernel_size: Ints, *, stride: Ints = 1, padding: Padding = 0,
@@ -143,7 +144,7 @@ def weight_grad(grad_output: Any, input: Any, kernel_size: Ints, *, stride: Ints
     if call is None:
         geometry = geometry_of(arrays, options, stride, padding, dilation, groups, kernel_size=kernel_size)
         call = prepare(key, kind, "weight", geometry, arrays, options)
-    return ready(kind, call, arrays, (out,), workspace)()[0]
+    return ready(call, arrays, {"out": out}, workspace)()[0]
 
 
 def bias_grad(grad_output: Any, *, layout: str | None = None, dtype: str | None = None, out: Any = None,
@@ -165,8 +166,8 @@ def bias_grad(grad_output: Any, *, layout: str | None = None, dtype: str | None 
     array([8., 8., 8.])
     """
     options = Options(layout, None, None, dtype, out_dtype, backend, num_threads, max_workspace_bytes)
-    kind, call, arrays = bias_call(grad_output, options)
-    return ready(kind, call, arrays, (out,), workspace)()[0]
+    call, arrays = bias_call(grad_output, options)
+    return ready(call, arrays, {"out": out}, workspace)()[0]
 
 
 def conv_backward(grad_output: Any, input: Any, weight: Any, *, stride: Ints = 1, padding: Padding = 0,
@@ -212,7 +213,7 @@ def conv_backward(grad_output: Any, input: Any, weight: Any, *, stride: Ints = 1
             return (None, None, None)
         call = prepare(key, kind, wrt, geometry, arrays, options)
     needed = {name: arrays[name] for name in call.plan.problem.operands}
-    results = iter(ready(kind, call, needed, tuple(o for o, m in zip(outs, mask) if m), workspace)())
+    results = iter(ready(call, needed, outs, workspace)())
     dx, dw, db = (next(results) if wanted else None for wanted in mask)
     return dx, dw, db
 
@@ -254,7 +255,7 @@ def conv_transpose(input: Any, weight: Any, *, stride: Ints = 1, padding: Paddin
     if call is None:
         geometry = transposed_geometry(arrays, options, stride, padding, dilation, groups, output_padding)
         call = prepare(key, kind, "input", geometry, arrays, options, names)
-    return ready(kind, call, arrays, (out,), workspace, names)()[0]
+    return ready(call, arrays, {"out": out}, workspace, names)()[0]
 
 
 def conv_transpose_backward(grad_output: Any, input: Any, weight: Any, *, stride: Ints = 1, padding: Padding = 0,
@@ -264,7 +265,18 @@ def conv_transpose_backward(grad_output: Any, input: Any, weight: Any, *, stride
                             out_dtype: str | None = None, workspace: Any = None,
                             max_workspace_bytes: int | None = None, backend: str | None = None,
                             num_threads: int | None = None) -> tuple[Any, Any, Any]:
-    """All gradients of a transposed convolution; parameters as in `conv_transpose` and `conv_backward`.
+    """All gradients of a transposed convolution.
+
+    Parameters
+    ----------
+    grad_output, input, weight : array
+        Gradient of the output (N, K, spatial), input (N, C, spatial), weight (C, K/groups, spatial).
+    output_mask : three bools
+        Which of the gradients of input, weight and bias to compute.
+    out : three arrays or None, optional
+        Receive the results.
+
+    The other parameters are those of `conv_transpose`.
 
     Returns
     -------
@@ -284,24 +296,28 @@ def conv_transpose_backward(grad_output: Any, input: Any, weight: Any, *, stride
     # The same trilinear form with x and dy exchanged: grad_output is the convolution's input, input its gradient.
     arrays = {"grad_output": input, "input": grad_output, "weight": weight}
     names = {"grad_output": "input", "input": "grad_output"}
+    needed = {"input": mask[1], "grad_output": any(mask), "weight": mask[0]}
+    taken = {name: array for name, array in (("input", input), ("grad_output", grad_output), ("weight", weight))
+             if needed[name]}
     geometry = None
-    prepared = []
-    for place, wrt in ((0, "output"), (1, "weight")):
+    runs = []
+    for label, wrt, wanted in zip(OUT_LABELS, ("output", "weight"), mask):
         kind, key = call_key("transpose_" + wrt, arrays, (stride, padding, dilation, groups, output_padding),
                              options, names)
         call = prepared_calls.get(key)
         if call is None:
             geometry = geometry or transposed_geometry(arrays, options, stride, padding, dilation, groups,
-                                                        output_padding)
-            call = prepare(key, kind, wrt, geometry, arrays, options, names) if mask[place] else None
-        if call is not None and mask[place]:
-            needed = {name: arrays[name] for name in call.plan.problem.operands}
-            prepared.append((place, ready(kind, call, needed, (outs[place],), workspace, names)))
+                                                       output_padding)
+            call = prepare(key, kind, wrt, geometry, arrays, options, names) if wanted else None
+        if call is not None and wanted:
+            read = {name: arrays[name] for name in call.plan.problem.operands}
+            runs.append(ready(call, read, {label: outs[label]}, workspace, names, taken))
+            taken = {**taken, label: outs[label]} if outs[label] is not None else taken
     if mask[2]:
         bias = Options(layout, None, None, dtype, out_dtype, backend, num_threads, max_workspace_bytes)
-        kind, call, needed = bias_call(grad_output, bias)
-        prepared.append((2, ready(kind, call, needed, (outs[2],), workspace)))
-    results: list[Any] = [None, None, None]
-    for place, run in prepared:
-        results[place] = run()[0]
-    return results[0], results[1], results[2]
+        call, read = bias_call(grad_output, bias)
+        runs.append(ready(call, read, {OUT_LABELS[2]: outs[OUT_LABELS[2]]}, workspace, taken=taken))
+    # Everything is checked; only now is anything written.
+    results = iter([run()[0] for run in runs])
+    dx, dw, db = (next(results) if wanted else None for wanted in mask)
+    return dx, dw, db

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from .frontends import Kind, kind_of
 from .plan import plan
-from .problem import SPATIAL_LETTERS, Conv, Plan, Problem, axis_order, checked_ints, checked_padding
+from .problem import SPATIAL_LETTERS, Conv, Plan, Problem, axis_order, checked_int, checked_ints, checked_padding
 
 Ints = int | Sequence[int]
 Padding = int | str | Sequence[int] | Sequence[tuple[int, int]]
@@ -30,6 +30,7 @@ class Options(NamedTuple):
 class Call(NamedTuple):
     """A prepared call: the plan, and how operands and results of the caller map to canonical axis order."""
 
+    kind: Kind
     plan: Plan
     formats: tuple[str, ...]  # of the operands
     operand_orders: tuple[tuple[int, ...] | None, ...]
@@ -38,7 +39,9 @@ class Call(NamedTuple):
 
 
 CACHE_LIMIT = 4096
+OUT_LABELS = ("out (gradient of input)", "out (gradient of weight)", "out (gradient of bias)")
 SAME_NAMES: dict[str, str] = {}  # operands whose public name is not their own; transposed calls exchange two
+NOTHING: dict[str, Any] = {}
 prepared_calls: dict[Any, Call] = {}
 
 
@@ -105,12 +108,12 @@ def geometry_of(arrays: dict[str, Any], options: Options, stride: Ints, padding:
     """The Conv that a call's arrays and parameters describe; checks the arrays against each other."""
     axes = _axes(arrays, {})
     shapes = {name: _canonical_shape(arrays, name, options) for name in arrays}
-    in_size = shapes["input"][2:] if input_size is None else checked_ints(input_size, "input_size", axes, 0)
-    kernel = shapes["weight"][2:] if kernel_size is None else checked_ints(kernel_size, "kernel_size", axes, 1)
+    in_size = shapes["input"][2:] if "input" in shapes else checked_ints(input_size, "input_size", axes, 0)
+    kernel = shapes["weight"][2:] if "weight" in shapes else checked_ints(kernel_size, "kernel_size", axes, 1)
     strides, dilations = checked_ints(stride, "stride", axes, 1), checked_ints(dilation, "dilation", axes, 1)
     pads = _same_padding(padding, in_size, kernel, strides, dilations) if isinstance(padding, str) \
         else checked_padding(padding, axes)
-    groups = checked_ints(groups, "groups", 1, 1)[0]
+    groups = checked_int(groups, "groups", 1)
     batch = shapes["input" if "input" in shapes else "grad_output"][0]
     out_channels = shapes["weight" if "weight" in shapes else "grad_output"][int("weight" not in shapes)]
     in_channels = shapes["input"][1] if "input" in shapes else shapes["weight"][1] * groups
@@ -151,12 +154,14 @@ def transposed_geometry(arrays: dict[str, Any], options: Options, stride: Ints, 
         raise ValueError(f"weight_layout={given!r} is not an order of the axes {letters!r} ({axes} spatial)") from None
     strides, dilations = checked_ints(stride, "stride", axes, 1), checked_ints(dilation, "dilation", axes, 1)
     extra = checked_ints(output_padding, "output_padding", axes, 0)
-    groups = checked_ints(groups, "groups", 1, 1)[0]
+    groups = checked_int(groups, "groups", 1)
     for axis, (more, step) in enumerate(zip(extra, strides)):
         if more >= step:
             raise ValueError(f"output_padding[{axis}]={more} must be less than stride[{axis}]={step}")
     if weight[0] != channels:
         raise ValueError(f"weight has {weight[0]} input channels, but the input has {channels}")
+    if channels % groups:
+        raise ValueError(f"groups={groups} does not divide in_channels={channels}")
     kernel = weight[2:]
     if isinstance(padding, str) and padding != "valid":
         large = tuple(size * step for size, step in zip(small, strides))
@@ -189,7 +194,7 @@ def exchanged(weight_layout: str | None) -> str | None:
         else weight_layout
 
 
-def bias_call(grad_output: Any, options: Options) -> tuple[Kind, Call, dict[str, Any]]:
+def bias_call(grad_output: Any, options: Options) -> tuple[Call, dict[str, Any]]:
     arrays = {"grad_output": grad_output}
     kind, key = call_key("bias", arrays, (), options)
     call = prepared_calls.get(key)
@@ -197,18 +202,20 @@ def bias_call(grad_output: Any, options: Options) -> tuple[Kind, Call, dict[str,
         _axes(arrays, {})
         n, k, *size = _canonical_shape(arrays, "grad_output", options)
         call = prepare(key, kind, "bias", Conv(n, 1, k, tuple(size), (1,) * len(size)), arrays, options)
-    return kind, call, arrays
+    return call, arrays
 
 
-def checked_mask(output_mask: Sequence[bool], out: Sequence[Any] | None) -> tuple[tuple[bool, ...], tuple[Any, ...]]:
+def checked_mask(output_mask: Sequence[bool], out: Sequence[Any] | None) -> tuple[tuple[bool, ...], dict[str, Any]]:
+    """The mask as three bools, and the outputs that it asks for by their name in messages."""
+    if not isinstance(output_mask, Sequence):
+        raise TypeError(f"output_mask must have three values (input, weight, bias), got {output_mask!r}")
     mask = tuple(bool(wanted) for wanted in output_mask)
     if len(mask) != 3:
         raise ValueError(f"output_mask must have three values (input, weight, bias), got {len(mask)}")
-    if out is None:
-        return mask, (None, None, None)
-    if not isinstance(out, (tuple, list)) or len(out) != 3:
+    outs = (None, None, None) if out is None else out
+    if not isinstance(outs, (tuple, list)) or len(outs) != 3:
         raise TypeError("out must be three arrays or None: (grad_input, grad_weight, grad_bias)")
-    return mask, tuple(out)
+    return mask, {label: array for label, array, wanted in zip(OUT_LABELS, outs, mask) if wanted}
 
 
 def prepare(key: Any, kind: Kind, wrt: str, geometry: Conv, arrays: dict[str, Any], options: Options,
@@ -233,7 +240,7 @@ def prepare(key: Any, kind: Kind, wrt: str, geometry: Conv, arrays: dict[str, An
         order = None if result == "bias" else _order("weight" if result == "weight" else "input", axes, options)
         shapes.append(shape if order is None else tuple(shape[order.index(place)] for place in range(len(shape))))
         result_orders.append(None if order is None or order == tuple(sorted(order)) else order)
-    call = Call(chosen, tuple(formats[name] for name in problem.operands),
+    call = Call(kind, chosen, tuple(formats[name] for name in problem.operands),
                 tuple(None if order == tuple(sorted(order)) else order for order in orders),
                 tuple(shapes), tuple(result_orders))
     if len(prepared_calls) >= CACHE_LIMIT:
@@ -242,34 +249,36 @@ def prepare(key: Any, kind: Kind, wrt: str, geometry: Conv, arrays: dict[str, An
     return call
 
 
-def ready(kind: Kind, call: Call, arrays: dict[str, Any], outs: tuple[Any, ...], workspace: Any,
-          names: dict[str, str] = SAME_NAMES) -> Callable[[], tuple[Any, ...]]:
-    """Check everything about the arrays of a prepared call and return the function that runs it."""
-    chosen = call.plan
+def ready(call: Call, arrays: dict[str, Any], outs: dict[str, Any], workspace: Any,
+          names: dict[str, str] = SAME_NAMES, taken: dict[str, Any] = NOTHING) -> Callable[[], tuple[Any, ...]]:
+    """Check everything about the arrays of a prepared call and return the function that runs it.
+
+    `outs` are the caller's output arrays (or None) by the name for messages, one per result; `taken` are other arrays
+    that they must not overlap.
+    """
+    kind, chosen = call.kind, call.plan
     problem = chosen.problem
     operands = tuple([
         kind.operand(array, names.get(name, name), order, format_name)
         for (name, array), order, format_name in zip(arrays.items(), call.operand_orders, call.formats)])
     like = next(iter(arrays.values()))
-    results: list[Any] = []
-    for out, shape, wrt in zip(outs, call.result_shapes, problem.results):
+    results: dict[str, Any] = {}
+    for (label, out), shape in zip(outs.items(), call.result_shapes):
         if out is None:
             out = kind.empty(shape, problem.out_dtype, like)
         else:
-            label = "out" if len(outs) == 1 else f"out (gradient of {wrt})"
             others = {names.get(name, name): array for name, array in arrays.items()}
-            others.update({f"another out ({place})": earlier for place, earlier in enumerate(results)})
-            kind.check_out(out, shape, problem.out_dtype, label, others)
-        results.append(out)
-    targets = tuple([
-        kind.operand(result, "out", order, problem.out_dtype) for result, order in zip(results, call.result_orders)])
+            kind.check_out(out, shape, problem.out_dtype, label, {**others, **taken, **results})
+        results[label] = out
+    targets = tuple([kind.operand(result, label, order, problem.out_dtype)
+                     for (label, result), order in zip(results.items(), call.result_orders)])
     if workspace is not None:
-        everything = {**arrays, **{f"out[{place}]": result for place, result in enumerate(results)}}
-        kind.check_workspace(workspace, chosen.workspace_bytes, everything)
+        others = {names.get(name, name): array for name, array in arrays.items()}
+        kind.check_workspace(workspace, chosen.workspace_bytes, {**others, **taken, **results})
         workspace = kind.workspace_view(workspace)
 
     def run() -> tuple[Any, ...]:
         chosen.run(operands, targets, workspace)
-        return tuple([kind.returned(result, like) for result in results])
+        return tuple([kind.returned(result, like) for result in results.values()])
 
     return run

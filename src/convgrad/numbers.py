@@ -110,7 +110,8 @@ def decode(array: Array, name: str) -> Array:
     if name == "hifloat8":
         values: Array = hifloat8_tables()[0][array]
         return values
-    return array.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # signalling NaNs become quiet
+        return array.astype(np.float64)
 
 
 def encode(values: npt.ArrayLike, name: str) -> Array:
@@ -155,7 +156,8 @@ def round_to(values: npt.ArrayLike, name: str) -> Array:
     else:
         floor = np.floor(np.abs(scaled))
         whole = np.copysign(floor + (np.abs(scaled) - floor >= 0.5), scaled)
-    rounded = np.where(finite, np.ldexp(whole, step), x)
+    with np.errstate(over="ignore"):
+        rounded = np.where(finite, np.ldexp(whole, step), x)
     beyond = np.abs(rounded) > form.max
     result: Array = np.where(beyond, np.copysign(form.overflow, rounded), rounded)
     return result

@@ -35,7 +35,7 @@ def plan(problem: Problem | str, *, backend: str | None = None, max_workspace_by
     max_workspace_bytes : int, optional
         Upper limit for the scratch memory of the plan.
     num_threads : int, optional
-        Threads for this call; the default is `get_num_threads()`.
+        Threads for this call; the default is one per processor that this process may use.
 
     Returns
     -------
@@ -86,6 +86,8 @@ def _choose(problem: Problem, backend: str | None, max_workspace_bytes: int | No
             return chosen._replace(refusals=tuple(refusals.items()))
         except Unsupported as error:
             refusals[candidate] = str(error)
+        except ImportError as error:  # a backend that loads what it needs only when it is asked for a plan
+            refusals[candidate] = f"not available: {error}"
     if len(problem.results) > 1:
         return _compose(problem, backend, max_workspace_bytes, num_threads)
     if name is None:

@@ -205,8 +205,13 @@ class Conv:
 
 def checked_padding(padding: object, axes: int) -> tuple[tuple[int, int], ...]:
     """Return (low, high) per axis from an int, one int per axis, or one pair per axis."""
-    if not isinstance(padding, Sequence) or isinstance(padding, str):
+    if hasattr(padding, "tolist"):
+        padding = padding.tolist()
+    if hasattr(padding, "__index__"):
         return tuple((p, p) for p in checked_ints(padding, "padding", axes, 0))
+    if not isinstance(padding, Sequence) or isinstance(padding, str):
+        raise TypeError("padding must be an integer, one integer or one (low, high) pair per axis, or a word, "
+                        f"got {padding!r}")
     if len(padding) != axes:
         raise ValueError(f"padding must have one value or one (low, high) pair per spatial axis ({axes}), "
                          f"got {len(padding)}: {tuple(padding)}")
@@ -315,7 +320,10 @@ class Problem:
 
     @staticmethod
     def parse(text: str) -> Problem:
-        """Read a problem string such as `input_grad f32 n8 c64 k64 i56x56 w3x3 s2x2 p1x1` (see `str(problem)`)."""
+        """Read a problem string such as `input_grad f32 n8 c64 k64 i56x56 w3x3 s2x2 p1x1` (see `str(problem)`).
+
+        One number format means operands and result, two as in `bf16>f32` mean operands and result.
+        """
         return parse_problem(text)
 
 
@@ -403,7 +411,7 @@ def parse_problem(text: str) -> Problem:
 
     conv = Conv(one("n", ""), one("c", ""), one("k", ""), ints("i"), ints("w"), ints("s"), ints("d"), pads(),
                 one("g", "1"))
-    return Problem(conv, "+".join(WRT_OF_RESULT[result] for result in results), dtype, out_dtype, **extra)
+    return Problem(conv, "+".join(WRT_OF_RESULT[result] for result in results), dtype, out_dtype or dtype, **extra)
 
 
 # Plan.run: (operands, results, workspace). Arrays are views in canonical axis order (N C spatial / O I spatial / K),

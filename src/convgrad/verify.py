@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import numpy.typing as npt
 
 from .numbers import FORMATS, allowed_range, decode, encode
 from .plan import plan
-from .problem import Problem
+from .problem import Problem, axis_order
 
 Array = npt.NDArray[Any]
 
@@ -111,25 +113,52 @@ def first_wrong(problem: Problem, wrt: str, values: Array, low: Array, high: Arr
                  int(right.size - np.count_nonzero(right)))
 
 
-def check_plan(problem: Problem, backend: str | None = None, num_threads: int | None = None,
-               seed: int = 0) -> Wrong | None:
-    """Run a cpu problem on exact integers and on real data; return the first wrong element, or None.
+def run_problem(problem: Problem, operands: dict[str, Array], backend: str | None = None,
+                num_threads: int | None = None) -> tuple[Array, ...]:
+    """Run a problem on NumPy operands, wherever it computes, and return NumPy results in canonical axis order."""
+    chosen = plan(problem, backend=backend, num_threads=num_threads)
+    results = tuple(laid_out(problem, wrt, poisoned(problem.conv.shape_of(wrt), problem.out_dtype))
+                    for wrt in problem.results)
+    stored = tuple(laid_out(problem, name, operands[name]) for name in problem.operands)
+    if problem.device == "cpu":
+        chosen.run(stored, results, None)
+        return results
+    from .frontends import torch as tensors
+
+    on_device = tuple(tensors.from_numpy(array, problem.dtype) for array in stored)
+    targets = tuple(tensors.from_numpy(array, problem.out_dtype) for array in results)
+    chosen.run(on_device, targets, None)
+    return tuple(tensors.to_numpy(tensor, problem.out_dtype) for tensor in targets)
+
+
+def check_problem(problem: Problem, backend: str | None = None, num_threads: int | None = None,
+                  seed: int = 0) -> Wrong | None:
+    """Run a problem on exact integers and on real data; return the first wrong element, or None.
 
     Raises `Unsupported` when the backend refuses the problem.
     """
-    chosen = plan(problem, backend=backend, num_threads=num_threads)
-    for make in (integer_operands, real_operands):
-        operands = make(problem, seed)
-        results = tuple(poisoned(problem.conv.shape_of(wrt), problem.out_dtype) for wrt in problem.results)
-        chosen.run(tuple(operands[name] for name in problem.operands), results, None)
-        exact = exact_results(problem, operands)
-        sizes = magnitudes(problem, operands) if make is real_operands else exact
-        for wrt, got, value, size in zip(problem.results, results, exact, sizes):
-            wrong = wrong_bits(problem, wrt, got, value) if make is integer_operands else \
-                wrong_bound(problem, wrt, got, value, size)
-            if wrong is not None:
-                return wrong
+    integers, reals = integer_operands(problem, seed), real_operands(problem, seed)
+    for wrt, got, exact in zip(problem.results, run_problem(problem, integers, backend, num_threads),
+                               exact_results(problem, integers)):
+        wrong = wrong_bits(problem, wrt, got, exact)
+        if wrong is not None:
+            return wrong
+    for wrt, got, exact, size in zip(problem.results, run_problem(problem, reals, backend, num_threads),
+                                     exact_results(problem, reals), magnitudes(problem, reals)):
+        wrong = wrong_bound(problem, wrt, got, exact, size)
+        if wrong is not None:
+            return wrong
     return None
+
+
+def laid_out(problem: Problem, name: str, array: Array) -> Array:
+    """The same canonical view of an operand or result over memory in the problem's layout."""
+    if name == "bias":
+        return array
+    weights = name == "weight"
+    order = axis_order(problem.weight_layout if weights else problem.layout, problem.conv.axes, weights)
+    placed: Array = np.ascontiguousarray(array.transpose(np.argsort(order))).transpose(order)
+    return placed
 
 
 def poisoned(shape: tuple[int, ...], format_name: str) -> Array:
@@ -140,3 +169,16 @@ def poisoned(shape: tuple[int, ...], format_name: str) -> Array:
 # Large and odd enough that sums of test operands do not hit it, and exact in its format.
 POISON = {"float64": -9.5e299, "float32": -1.5 * 2.0**120, "bfloat16": -1.5 * 2.0**120, "float16": -49152.0,
           "float8_e4m3fn": -416.0, "float8_e5m2": -49152.0, "hifloat8": -24576.0}
+
+
+@cache
+def geometry_sets() -> dict[str, tuple[Problem, ...]]:
+    """The named sets of the package's own list of geometries, `data/geometries.txt`."""
+    sets: dict[str, list[Problem]] = {}
+    name = ""
+    for line in (Path(__file__).parent / "data" / "geometries.txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            name = line.strip("[]")
+        elif line and not line.startswith("#"):
+            sets.setdefault(name, []).append(Problem.parse(line))
+    return {name: tuple(problems) for name, problems in sets.items()}

@@ -120,6 +120,20 @@ def workspace_view(workspace: torch.Tensor) -> Any:
     return workspace if workspace.is_cuda else workspace.numpy()
 
 
+def from_numpy(array: np.ndarray[Any, Any], format_name: str) -> torch.Tensor:
+    """A tensor with the values of a NumPy array, on CUDA where there is one (the interpreter computes on the CPU)."""
+    same_size = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}[array.dtype.itemsize]
+    tensor = torch.from_numpy(array.view(same_size)).view(TORCH_DTYPES[format_name])
+    return tensor.to("cuda" if torch.cuda.is_available() else "cpu", copy=True)  # strides of dense arrays are kept
+
+
+def to_numpy(tensor: torch.Tensor, format_name: str) -> np.ndarray[Any, Any]:
+    """The values of a tensor as a NumPy array in the format's storage dtype."""
+    integers = AS_INTEGERS.get(tensor.dtype)
+    values: np.ndarray[Any, Any] = (tensor if integers is None else tensor.view(integers)).cpu().numpy()
+    return values.view(storage_dtype(format_name))
+
+
 def _bytes_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether the address ranges of two tensors meet (strided holes count: a refusal, never a wrong result)."""
     if a.numel() == 0 or b.numel() == 0:

@@ -1,0 +1,52 @@
+# convgrad: make demo, make test. Needs python3 >= 3.10, make and a C++20 compiler; the rest comes through pip.
+PYTHON ?= python3
+WORKERS ?= auto
+BIN := .venv/bin
+SOURCES := $(shell find src native -type f ! -name '*.so' ! -name '*.pyc') CMakeLists.txt pyproject.toml README.md LICENSE
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+# Two test processes with two threads each are faster than two with as many threads as processors.
+FEW_THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench verify native-dev clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+demo: .venv/installed ## install into .venv and show what it does on this machine
+	$(BIN)/convgrad
+	$(BIN)/python examples/numpy_gradients.py
+	$(if $(wildcard src/convgrad/benchmark),$(BIN)/convgrad demo)
+
+test: .venv/test-installed ## all tests, against the installed package
+	$(FEW_THREADS) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests
+
+lint: .venv/test-installed ## ruff and mypy --strict
+	$(BIN)/ruff check src tests examples
+	$(BIN)/mypy
+
+bench: .venv/test-installed ## time real layers beside their peers
+	$(BIN)/convgrad bench
+
+verify: .venv/installed ## every backend against the reference on all geometries
+	$(BIN)/convgrad verify
+
+native-dev: ## build the C++ module into src/convgrad, for work with PYTHONPATH=src
+	cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE=$$(command -v $(PYTHON)) -DCONVGRAD_DEV=ON
+	cmake --build build/dev
+
+clean: ## remove the environment and everything built
+	rm -rf .venv build dist src/convgrad/*.so
+
+# NOTE: never an editable install: tests must import what a user gets, so that a file missing from the package is seen.
+.venv/installed: .venv/bin/python $(SOURCES)
+	$(PIP) install .
+	touch $@
+
+.venv/test-installed: .venv/bin/python $(SOURCES)
+	$(PIP) install '.[test]'
+	touch .venv/installed $@
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit("convgrad needs Python 3.10 or newer" if sys.version_info < (3, 10) else 0)'
+	$(PYTHON) -m venv .venv

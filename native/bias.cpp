@@ -1,0 +1,122 @@
+// The bias gradient as a family of its own, and its parts for the weight gradient's pass.
+#include "bias.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <vector>
+
+#include "dense_box.h"
+#include "gemm.h"
+#include "threads.h"
+
+namespace convgrad {
+namespace {
+
+constexpr int64_t line_length = 512;  // elements summed in f32 before they join the total in double
+
+// One line of dy, from memory to its exact values.
+template <typename Value>
+void read(const Problem& problem, const char* src, int64_t stride, int64_t n, Value* dst) {
+  if constexpr (sizeof(Value) == 8) {
+    problem.isa->decode64(src, stride, n, dst);
+  } else {
+    problem.isa->decode[int(problem.dtype)](src, stride, n, dst);
+  }
+}
+
+template <typename Value>
+void add_part(const Problem& problem, const Tensor& dy, const BiasPart& part, double* total) {
+  const Isa& isa = *problem.isa;
+  const char* image = dy.data + part.image * dy.stride[axis_n] + part.channel * dy.stride[axis_c];
+  const bool channels_last = std::abs(dy.stride[axis_c]) < std::abs(dy.stride[axis_w]);
+  alignas(64) Value line[line_length];
+  for (int64_t d = part.first[0]; d < part.last[0]; ++d)
+    for (int64_t h = part.first[1]; h < part.last[1]; ++h) {
+      const char* row = image + d * dy.stride[axis_d] + h * dy.stride[axis_h];
+      if (channels_last) {
+        for (int64_t w = part.first[2]; w < part.last[2]; ++w)
+          for (int64_t c = 0; c < part.channels; c += line_length) {
+            const int64_t n = std::min(line_length, part.channels - c);
+            read(problem, row + w * dy.stride[axis_w] + c * dy.stride[axis_c], dy.stride[axis_c], n, line);
+            for (int64_t i = 0; i < n; ++i) total[c + i] += double(line[i]);
+          }
+      } else {
+        for (int64_t c = 0; c < part.channels; ++c)
+          for (int64_t w = part.first[2]; w < part.last[2]; w += line_length) {
+            const int64_t n = std::min(line_length, part.last[2] - w);
+            read(problem, row + w * dy.stride[axis_w] + c * dy.stride[axis_c], dy.stride[axis_w], n, line);
+            if constexpr (sizeof(Value) == 8) {
+              for (int64_t i = 0; i < n; ++i) total[c] += line[i];
+            } else {
+              total[c] += isa.gemm->sum(line, n);
+            }
+          }
+      }
+    }
+}
+
+}  // namespace
+
+void add_bias(const Problem& problem, const Tensor& dy, const BiasPart& part, double* total) {
+  if (problem.dtype == Dtype::f64) {
+    add_part<double>(problem, dy, part, total);
+  } else {
+    add_part<float>(problem, dy, part, total);
+  }
+}
+
+void store_bias(const Problem& problem, const Tensor& db, int64_t channel, int64_t channels, const double* total) {
+  problem.isa->encode64[int(problem.out_dtype)](total, channels, db.data + channel * db.stride[0], db.stride[0]);
+}
+
+// Tasks are (block of channels, slice of the images and rows); the slices' totals are added in order.
+std::optional<Plan> plan_bias(const Problem& problem, std::string& why_not) {
+  if (problem.wrt != wrt_bias) {
+    why_not = "computes the bias gradient alone";
+    return std::nullopt;
+  }
+  const Geometry& geo = problem.geo;
+  const int64_t rows = geo.N * geo.out[0] * geo.out[1];
+  const bool channels_last = std::abs(problem.y_nominal[axis_c]) < std::abs(problem.y_nominal[axis_w]);
+  const int64_t block = channels_last ? 512 : 16;  // channels of a task
+  const int64_t blocks = ceil_div(geo.K, block);
+  const int64_t elements = rows * geo.out[2] * geo.K;
+  int64_t slices = std::clamp(elements / std::max<int64_t>(1, blocks) / 65536, int64_t(1), std::max<int64_t>(1, rows));
+  slices = std::min<int64_t>(slices, 64);
+  while (slices > 1 && slices * geo.K * 8 > problem.max_workspace) slices /= 2;
+  Plan plan;
+  plan.kernel = std::string("bias_f64_") + problem.isa->name;
+  plan.workspace_bytes = slices * geo.K * 8;
+  plan.threads = elements < 32768 ? 1 : problem.threads;
+  plan.seconds = 1e-9 * double(elements);
+  plan.notes.push_back("dense sums: " + std::to_string(blocks) + " blocks of channels, " + std::to_string(slices) +
+                       " slices of " + std::to_string(rows) + " rows");
+  if (plan.workspace_bytes > problem.max_workspace) {
+    why_not = "needs at least " + std::to_string(plan.workspace_bytes) + " bytes of workspace, max_workspace_bytes=" +
+              std::to_string(problem.max_workspace);
+    return std::nullopt;
+  }
+  plan.run = [problem, rows, block, blocks, slices](const Arguments& arguments) {
+    const Geometry& geo = problem.geo;
+    double* totals = reinterpret_cast<double*>(arguments.workspace);
+    std::fill(totals, totals + slices * geo.K, 0.0);
+    parallel_for(blocks * slices, arguments.threads, [&](int64_t task, int) {
+      const int64_t slice = task / blocks, channel = task % blocks * block;
+      BiasPart part{0, channel, std::min(block, geo.K - channel), {0, 0, 0}, {0, 0, geo.out[2]}};
+      for (int64_t row = rows * slice / slices; row < rows * (slice + 1) / slices; ++row) {
+        part.image = row / (geo.out[0] * geo.out[1]);
+        part.first[0] = row / geo.out[1] % geo.out[0];
+        part.first[1] = row % geo.out[1];
+        part.last[0] = part.first[0] + 1;
+        part.last[1] = part.first[1] + 1;
+        add_bias(problem, arguments.y, part, totals + slice * geo.K + channel);
+      }
+    });
+    for (int64_t slice = 1; slice < slices; ++slice)
+      for (int64_t k = 0; k < geo.K; ++k) totals[k] += totals[slice * geo.K + k];
+    store_bias(problem, arguments.db, 0, geo.K, totals);
+  };
+  return plan;
+}
+
+}  // namespace convgrad

@@ -1,0 +1,143 @@
+// The box, see dense_box.h.
+#include "dense_box.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+
+namespace convgrad {
+
+AxisLayout layout_axis(int64_t step, const std::vector<int64_t>& offsets, int64_t length) {
+  AxisLayout layout;
+  layout.step = step;
+  layout.length = length;
+  layout.run_of_tap.resize(offsets.size());
+  layout.position_of_tap.resize(offsets.size());
+  // By residue, then by quotient: offset = quotient*step + residue.
+  auto quotient = [&](size_t tap) { return floor_div(offsets[tap], step); };
+  auto residue = [&](size_t tap) { return offsets[tap] - quotient(tap) * step; };
+  std::vector<size_t> order(offsets.size());
+  std::iota(order.begin(), order.end(), size_t(0));
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return residue(a) != residue(b) ? residue(a) < residue(b) : quotient(a) < quotient(b);
+  });
+  int64_t first = 0, run_residue = -1;  // of the current run
+  for (size_t tap : order) {
+    const int64_t q = quotient(tap), r = residue(tap);
+    if (layout.runs.empty() || r != run_residue || q > first + layout.runs.back().length) {
+      layout.runs.push_back({q * step + r, length, 0});
+      first = q;
+      run_residue = r;
+    }
+    layout.runs.back().length = q - first + length;
+    layout.run_of_tap[tap] = int(layout.runs.size()) - 1;
+    layout.position_of_tap[tap] = q - first;
+  }
+  for (AxisRun& run : layout.runs) {
+    run.base = layout.positions;
+    layout.positions += run.length;
+    layout.longest = std::max(layout.longest, run.length);
+  }
+  return layout;
+}
+
+BoxLayout::BoxLayout(AxisLayout d, AxisLayout h, AxisLayout w, int64_t pitch_multiple)
+    : axis{std::move(d), std::move(h), std::move(w)} {
+  depth = axis[0].positions;
+  height = axis[1].positions;
+  pitch = round_up(axis[2].longest, pitch_multiple);
+}
+
+Range landing(int64_t o0, int64_t length, int64_t step, int64_t offset, int64_t size) {
+  const int64_t start = o0 * step + offset;
+  const int64_t first = std::clamp(-floor_div(start, step), int64_t(0), length);
+  const int64_t last = std::clamp(floor_div(size - 1 - start, step) + 1, first, length);
+  return {first, last};
+}
+
+namespace {
+
+// Where a position starts in the destination.
+template <typename T>
+int64_t place(Arrange arrange, int64_t position, int64_t pitch) {
+  constexpr int pair = Packed<T>::pair;
+  switch (arrange) {
+    case Arrange::by_position: return position * pitch;
+    case Arrange::by_channel: return position;
+    case Arrange::channel_pairs: return position * pair;
+    default: return position / pair * pitch;
+  }
+}
+
+// The rows of the box one after the other, for some of the channels.
+template <typename T>
+void pack_rows(const Packer<T>& packer, const Source& source, const BoxLayout& layout, const int64_t (&o0)[3],
+               Arrange arrange, T* dst, int64_t pitch) {
+  const AxisLayout &axis_d = layout.axis[0], &axis_h = layout.axis[1], &axis_w = layout.axis[2];
+  int64_t row = 0;  // index of the row in the box
+  for (const AxisRun& run_w : axis_w.runs) {
+    const int64_t start_w = o0[2] * axis_w.step + run_w.start;
+    const Range valid = landing(0, run_w.length, axis_w.step, start_w, source.size[2]);
+    const bool one_row = axis_h.runs.size() == 1 && axis_h.step == 1 && valid.first == 0 && valid.last == layout.pitch &&
+                         source.stride[1] == layout.pitch * source.stride[2] && axis_w.step == 1;
+    for (const AxisRun& run_d : axis_d.runs)
+      for (int64_t i = 0; i < run_d.length; ++i) {
+        const int64_t d = (o0[0] + i) * axis_d.step + run_d.start;
+        if (one_row) {  // rows that follow each other in memory are one long row
+          const int64_t start_h = o0[1] + axis_h.runs[0].start, rows = axis_h.runs[0].length;
+          const Range inside = d >= 0 && d < source.size[0] ? landing(0, rows, 1, start_h, source.size[1]) : Range{0, 0};
+          const Matrix matrix{source.data + d * source.stride[0] + start_h * source.stride[1] + start_w * source.stride[2],
+                              source.stride[2], source.channel_stride, rows * layout.pitch,
+                              inside.first * layout.pitch, inside.last * layout.pitch, source.channels,
+                              source.channels_padded};
+          packer(matrix, arrange, dst + place<T>(arrange, row * layout.pitch, pitch), pitch);
+          row += rows;
+          continue;
+        }
+        for (const AxisRun& run_h : axis_h.runs)
+          for (int64_t j = 0; j < run_h.length; ++j, ++row) {
+            const int64_t h = (o0[1] + j) * axis_h.step + run_h.start;
+            const bool inside = d >= 0 && d < source.size[0] && h >= 0 && h < source.size[1];
+            Matrix matrix{source.data, axis_w.step * source.stride[2], source.channel_stride, layout.pitch, 0, 0,
+                          source.channels, source.channels_padded};
+            if (inside) {
+              matrix.data += d * source.stride[0] + h * source.stride[1] + start_w * source.stride[2];
+              matrix.first = valid.first;
+              matrix.last = valid.last;
+            }
+            packer(matrix, arrange, dst + place<T>(arrange, row * layout.pitch, pitch), pitch);
+          }
+      }
+  }
+}
+
+}  // namespace
+
+template <typename T>
+void pack_box(const Packer<T>& packer, const Source& source, const BoxLayout& layout, const int64_t (&o0)[3],
+              Arrange arrange, T* dst, int64_t pitch) {
+  if (std::abs(layout.axis[2].step * source.stride[2]) >= std::abs(source.channel_stride))
+    return pack_rows(packer, source, layout, o0, arrange, dst, pitch);
+  // Channels first: a few channels through all rows, so that memory is read in long runs.
+  const int64_t few = arrange == Arrange::by_position ? 16 * Packed<T>::pair : 2 * Packed<T>::pair;
+  for (int64_t c = 0; c < source.channels_padded; c += few) {
+    Source part = source;
+    part.data += c * source.channel_stride;
+    part.channels = std::clamp(source.channels - c, int64_t(0), few);
+    part.channels_padded = std::min(few, source.channels_padded - c);
+    const int64_t at = arrange == Arrange::by_position     ? c
+                       : arrange == Arrange::by_channel    ? c * pitch
+                       : arrange == Arrange::channel_pairs ? c / Packed<T>::pair * pitch
+                                                           : c * Packed<T>::pair;
+    pack_rows(packer, part, layout, o0, arrange, dst + at, pitch);
+  }
+}
+
+template void pack_box(const Packer<float>&, const Source&, const BoxLayout&, const int64_t (&)[3], Arrange, float*,
+                       int64_t);
+template void pack_box(const Packer<double>&, const Source&, const BoxLayout&, const int64_t (&)[3], Arrange, double*,
+                       int64_t);
+template void pack_box(const Packer<Bf16>&, const Source&, const BoxLayout&, const int64_t (&)[3], Arrange, Bf16*,
+                       int64_t);
+
+}  // namespace convgrad

@@ -1,0 +1,418 @@
+// The correlation: packs the weight once, then every task packs boxes, multiplies and stores one tile of results.
+#include "dense_correlate.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "dense_store.h"
+#include "threads.h"
+
+namespace convgrad {
+namespace {
+
+// What one run needs everywhere.
+template <typename T>
+struct Run {
+  const Correlation& plan;
+  const Arguments& arguments;
+  const Tensor& source;
+  const Tensor& result;
+  Packer<T> packer;
+  Store<T> store;
+  T* weight;
+  char* slots;
+
+  Run(const Correlation& correlation, const Arguments& args)
+      : plan(correlation), arguments(args),
+        source(correlation.problem.wrt & wrt_output ? args.x : args.y),
+        result(correlation.problem.wrt & wrt_output ? args.y : args.x),
+        packer(*correlation.problem.isa, correlation.problem.dtype, correlation.problem.compute),
+        store(*correlation.problem.isa, correlation.problem.out_dtype),
+        weight(reinterpret_cast<T*>(args.workspace)), slots(args.workspace + correlation.weight_bytes) {}
+
+  // Elements of the packed weight before [group][channel block][phase][panel][tap].
+  int64_t weight_at(int64_t group, int64_t block, const Phase& phase, int64_t panel) const {
+    const int64_t row = plan.tap_total * plan.panels * plan.panel;  // elements per summed channel
+    const int64_t before = group * plan.channel_pad + block * plan.channel_block;
+    return before * row + block_pad(block) * (phase.tap_base * plan.panels + panel * phase.tap_count) * plan.panel;
+  }
+  int64_t block_channels(int64_t block) const {
+    return std::min(plan.channel_block, plan.reduced - block * plan.channel_block);
+  }
+  int64_t block_pad(int64_t block) const { return plan.padded(block_channels(block)); }
+};
+
+template <typename T>
+void pack_weight(const Run<T>& run) {
+  const Correlation& plan = run.plan;
+  const Geometry& geo = plan.problem.geo;
+  const Tensor& w = run.arguments.w;
+  const bool forward = plan.problem.wrt & wrt_output;
+  const int64_t phases = int64_t(plan.phases.size());
+  const int64_t tasks = geo.G * plan.channel_blocks * phases * plan.panels;
+  parallel_for(tasks, run.arguments.threads, [&](int64_t task, int) {
+    const int64_t panel = task % plan.panels, rest = task / plan.panels;
+    const Phase& phase = plan.phases[size_t(rest % phases)];
+    const int64_t block = rest / phases % plan.channel_blocks, group = rest / phases / plan.channel_blocks;
+    const int64_t channels = run.block_channels(block), pad = run.block_pad(block);
+    const int64_t c0 = block * plan.channel_block, r0 = panel * plan.panel;
+    Matrix matrix;
+    matrix.channel_stride = forward ? w.stride[axis_i] : w.stride[axis_o];
+    matrix.position_stride = forward ? w.stride[axis_o] : w.stride[axis_i];
+    matrix.positions = plan.panel;
+    matrix.first = 0;
+    matrix.last = std::min(plan.panel, plan.results - r0);
+    matrix.channels = channels;
+    matrix.channels_padded = pad;
+    const char* base = w.data + group * geo.group_out() * w.stride[axis_o] + c0 * matrix.channel_stride +
+                       r0 * matrix.position_stride;
+    T* dst = run.weight + run.weight_at(group, block, phase, panel);
+    for (int td : phase.axis[0]->taps)
+      for (int th : phase.axis[1]->taps)
+        for (int tw : phase.axis[2]->taps) {
+          matrix.data = base + plan.taps[0].kernel_index[size_t(td)] * w.stride[axis_d] +
+                        plan.taps[1].kernel_index[size_t(th)] * w.stride[axis_h] +
+                        plan.taps[2].kernel_index[size_t(tw)] * w.stride[axis_w];
+          if (plan.pixels_are_rows) {
+            run.packer(matrix, Arrange::channel_pairs, dst, plan.panel * Packed<T>::pair);
+          } else {
+            run.packer(matrix, Arrange::by_position, dst, pad);
+          }
+          dst += pad * plan.panel;
+        }
+  });
+}
+
+// The taps that land for some pixels, as offsets (bytes) into the box and into the packed weight.
+struct TapList {
+  int first[3], last[3];  // positions in the phase's lists of taps
+  std::vector<int64_t> box_offset, weight_offset;
+  bool whole;  // every tap of the list lands for every pixel it is used for
+};
+
+// Neighbouring positions of the box, the pixels of one micro-kernel call (some of them may be no pixel).
+struct Strip {
+  int64_t depth, position, count;
+  size_t taps;  // index of its TapList
+};
+
+// One task: a tile of pixels of one image, one group, one block of result channels.
+template <typename T>
+class TileTask {
+  using Sum = typename Packed<T>::Sum;
+
+ public:
+  TileTask(const Run<T>& run, int64_t task, int slot) : run_(run), plan_(run.plan) {
+    const Geometry& geo = plan_.problem.geo;
+    for (int axis : {2, 1, 0}) {
+      origin_[axis] = task % plan_.tiles[axis] * plan_.tile[axis];
+      task /= plan_.tiles[axis];
+    }
+    block_ = task % plan_.blocks;
+    group_ = task / plan_.blocks % geo.G;
+    image_ = task / plan_.blocks / geo.G;
+    char* memory = run.slots + slot * plan_.slot_bytes;
+    box_ = reinterpret_cast<T*>(memory);
+    sums_ = reinterpret_cast<Sum*>(memory + plan_.box_bytes);
+    tile_sums_ = plan_.gemm->max_rows * plan_.gemm->cols;
+  }
+
+  // Returns false if a NaN came out although some tap met padding: then the caller repeats the task carefully.
+  bool work(bool careful) {
+    const Tensor& source = run_.source;
+    Source view{source.data + image_ * source.stride[axis_n], source.stride[axis_c],
+                {source.stride[axis_d], source.stride[axis_h], source.stride[axis_w]},
+                {plan_.source_size[0], plan_.source_size[1], plan_.source_size[2]}, 0, 0};
+    const char* first_channel = view.data + group_ * plan_.reduced * view.channel_stride;
+    bool clean = true;
+    for (int64_t block = 0; block < plan_.channel_blocks; ++block) {
+      view.data = first_channel + block * plan_.channel_block * view.channel_stride;
+      view.channels = run_.block_channels(block);
+      view.channels_padded = run_.block_pad(block);
+      box_pitch_ = plan_.pixels_are_rows ? view.channels_padded : plan_.box.positions() * Packed<T>::pair;
+      pack_box(run_.packer, view, plan_.box, origin_,
+               plan_.pixels_are_rows ? Arrange::by_position : Arrange::channel_pairs, box_, box_pitch_);
+      if (!plan_.pixels_are_rows) clear_slack(view.channels_padded);
+      int64_t sums_before = 0;
+      for (const Phase& phase : plan_.phases) clean &= multiply_phase(phase, block, careful, sums_before);
+    }
+    return clean;
+  }
+
+ private:
+  // NOTE: the last strip of a box reads past its end; the sums are dropped, but must not be slow (subnormals).
+  void clear_slack(int64_t channels) {
+    std::memset(static_cast<void*>(box_ + channels / Packed<T>::pair * box_pitch_), 0,
+                size_t(plan_.gemm->cols) * Packed<T>::pair * sizeof(T));
+  }
+
+  bool multiply_phase(const Phase& phase, int64_t block, bool careful, int64_t& sums_before) {
+    int64_t length[3];
+    for (int axis = 0; axis < 3; ++axis) {
+      length[axis] = std::min(plan_.tile[axis], phase.axis[axis]->count - origin_[axis]);
+      if (length[axis] <= 0) return true;
+    }
+    collect_strips(phase, length, run_.block_pad(block));
+    const bool last_block = block + 1 == plan_.channel_blocks;
+    const int64_t first_panel = block_ * plan_.panels_block;
+    const int64_t last_panel = std::min(plan_.panels, first_panel + plan_.panels_block);
+    bool clean = true;
+    for (int64_t panel = first_panel; panel < last_panel; ++panel) {
+      const T* weight = run_.weight + run_.weight_at(group_, block, phase, panel);
+      for (const Strip& strip : strips_) {
+        Sum* sums = sums_;
+        if (plan_.channel_blocks > 1) sums += tile_sums_ * (1 + sums_before++);
+        multiply(weight, panel, strip, block, careful, sums, phase, length);
+        if (last_block) clean &= store(phase, panel, strip, length, sums) || careful || tap_lists_[strip.taps].whole;
+      }
+    }
+    return clean;
+  }
+
+  // Taps of one axis that land for at least one of the pixels [from, from + count) of the tile: a range, because
+  // offsets rise or fall with the tap.
+  struct TapRange {
+    int first, last;
+    bool whole;
+    bool operator==(const TapRange&) const = default;
+  };
+  TapRange landing_taps(const Phase& phase, int axis, int64_t from, int64_t count) const {
+    const std::vector<int>& list = phase.axis[axis]->taps;
+    TapRange range{0, 0, true};
+    for (size_t i = 0; i < list.size(); ++i) {
+      const Range pixels = landing(origin_[axis] + from, count, plan_.taps[axis].step,
+                                   plan_.taps[axis].offset[size_t(list[i])], plan_.source_size[axis]);
+      if (pixels.empty()) continue;
+      if (range.first == range.last) range.first = int(i);
+      range.last = int(i) + 1;
+      range.whole &= pixels.first == 0 && pixels.last == count;
+    }
+    return range;
+  }
+
+  size_t tap_list(const Phase& phase, const TapRange& d, const TapRange& h, const TapRange& w, int64_t pad) {
+    const TapRange ranges[3] = {d, h, w};
+    for (size_t i = 0; i < tap_lists_.size(); ++i) {
+      bool same = true;
+      for (int axis = 0; axis < 3; ++axis)
+        same &= tap_lists_[i].first[axis] == ranges[axis].first && tap_lists_[i].last[axis] == ranges[axis].last;
+      if (same && tap_lists_[i].whole == (d.whole && h.whole && w.whole)) return i;
+    }
+    TapList list;
+    for (int axis = 0; axis < 3; ++axis) {
+      list.first[axis] = ranges[axis].first;
+      list.last[axis] = ranges[axis].last;
+    }
+    list.whole = d.whole && h.whole && w.whole;
+    const std::vector<int>&taps_d = phase.axis[0]->taps, &taps_h = phase.axis[1]->taps, &taps_w = phase.axis[2]->taps;
+    const int64_t box_step = plan_.pixels_are_rows ? box_pitch_ : Packed<T>::pair;
+    for (int td = d.first; td < d.last; ++td)
+      for (int th = h.first; th < h.last; ++th)
+        for (int tw = w.first; tw < w.last; ++tw) {
+          const int64_t index = (td * int64_t(taps_h.size()) + th) * int64_t(taps_w.size()) + tw;
+          const int64_t position =
+              plan_.box.tap_position(taps_d[size_t(td)], taps_h[size_t(th)], taps_w[size_t(tw)]);
+          list.box_offset.push_back(position * box_step * int64_t(sizeof(T)));
+          list.weight_offset.push_back(index * pad * plan_.panel * int64_t(sizeof(T)));
+        }
+    tap_lists_.push_back(std::move(list));
+    return tap_lists_.size() - 1;
+  }
+
+  // Cuts the pixels of the tile into strips, plane by plane, by whichever of three ways costs least: running over the
+  // rows without a break (positions between rows are dropped), row by row with only the taps that land in that row, or
+  // also by the columns where the set of landing taps changes.
+  void collect_strips(const Phase& phase, const int64_t (&length)[3], int64_t pad) {
+    const int64_t most = plan_.pixels_are_rows ? plan_.gemm->max_rows : plan_.gemm->cols;
+    const int64_t unit = plan_.pixels_are_rows ? (most == 32 ? 16 : 1) : plan_.gemm->run_half ? most / 2 : most;
+    const double fixed = plan_.pixels_are_rows && unit == 1 ? 0.6 : 0.04 * double(most);
+    auto cost = [&](int64_t count, const TapRange& h, const TapRange& w) {
+      return (double(round_up(count, unit)) + double(ceil_div(count, most)) * fixed) * (h.last - h.first) * (w.last - w.first);
+    };
+    strips_.clear();
+    tap_lists_.clear();
+    auto cut = [&](int64_t depth, int64_t from, int64_t count, size_t taps) {
+      const int64_t size = plan_.pixels_are_rows ? round_up(ceil_div(count, ceil_div(count, most)), unit) : most;
+      for (int64_t i = 0; i < count; i += size) strips_.push_back({depth, from + i, std::min(size, count - i), taps});
+    };
+    const TapRange all_h = landing_taps(phase, 1, 0, length[1]), all_w = landing_taps(phase, 2, 0, length[2]);
+    const int64_t joined = (length[1] - 1) * plan_.box.pitch + length[2];
+    rows_.clear();
+    double row_cost = 0, joined_cost = cost(joined, all_h, all_w);
+    for (int64_t row = 0; row < length[1]; ++row) {
+      rows_.push_back(landing_taps(phase, 1, row, 1));
+      row_cost += cost(length[2], rows_.back(), all_w);
+    }
+    // Columns where the set of taps changes.
+    segments_.clear();
+    double segment_cost = 0;
+    if (!all_w.whole) {
+      for (int64_t column = 0; column < length[2]; ++column) {
+        const TapRange taps = landing_taps(phase, 2, column, 1);
+        if (!segments_.empty() && segments_.back().taps == taps) {
+          ++segments_.back().count;
+        } else {
+          segments_.push_back({column, 1, taps});
+        }
+      }
+      for (const TapRange& row : rows_)
+        for (const Segment& segment : segments_) segment_cost += cost(segment.count, row, segment.taps);
+    }
+    if (segments_.empty() || row_cost <= segment_cost) {
+      segments_.assign(1, {0, length[2], all_w});
+      segment_cost = row_cost;
+    }
+    for (int64_t depth = 0; depth < length[0]; ++depth) {
+      const TapRange d = landing_taps(phase, 0, depth, 1);
+      const int64_t plane = depth * plan_.box.height * plan_.box.pitch;
+      if (joined_cost <= segment_cost) {
+        cut(depth, plane, joined, tap_list(phase, d, all_h, all_w, pad));
+        continue;
+      }
+      for (int64_t row = 0; row < length[1]; ++row)
+        for (const Segment& segment : segments_)
+          cut(depth, plane + row * plan_.box.pitch + segment.first, segment.count,
+              tap_list(phase, d, rows_[size_t(row)], segment.taps, pad));
+    }
+  }
+
+  void multiply(const T* weight, int64_t panel, const Strip& strip, int64_t block, bool careful, Sum* sums,
+                const Phase& phase, const int64_t (&length)[3]) {
+    const Gemm& gemm = *plan_.gemm;
+    const TapList& taps = tap_lists_[strip.taps];
+    const int64_t pad = run_.block_pad(block), channels = std::min(plan_.panel, plan_.results - panel * plan_.panel);
+    GemmCall call;
+    const char* box = reinterpret_cast<const char*>(box_);
+    if (plan_.pixels_are_rows) {
+      call.a = box + strip.position * box_pitch_ * int64_t(sizeof(T));
+      call.lda = box_pitch_ * int64_t(sizeof(T));
+      call.a_offset = taps.box_offset.data();
+      call.b = reinterpret_cast<const char*>(weight);
+      call.ldb = plan_.panel * Packed<T>::pair * int64_t(sizeof(T));
+      call.b_offset = taps.weight_offset.data();
+      call.rows = int(strip.count);
+    } else {
+      call.a = reinterpret_cast<const char*>(weight);
+      call.lda = pad * int64_t(sizeof(T));
+      call.a_offset = taps.weight_offset.data();
+      call.b = box + strip.position * Packed<T>::pair * int64_t(sizeof(T));
+      call.ldb = box_pitch_ * int64_t(sizeof(T));
+      call.b_offset = taps.box_offset.data();
+      call.rows = int(channels);
+    }
+    const int64_t columns = plan_.pixels_are_rows ? channels : strip.count;
+    const auto kernel = gemm.run_half && columns <= gemm.cols / 2 ? gemm.run_half : gemm.run;
+    call.c = reinterpret_cast<char*>(sums);
+    call.ldc = gemm.cols;
+    call.k = pad;
+    call.accumulate = block > 0;
+    call.batch = int64_t(taps.box_offset.size());
+    if (!careful) return kernel(call);
+    multiply_carefully(call, kernel, strip, block, sums, phase, length);
+  }
+
+  // One tap at a time, adding only the pixels for which it lands: a zero that stands for padding never meets a weight.
+  void multiply_carefully(GemmCall call, void (*kernel)(const GemmCall&), const Strip& strip, int64_t block, Sum* sums,
+                          const Phase& phase, const int64_t (&length)[3]) {
+    const Gemm& gemm = *plan_.gemm;
+    const int64_t plane = plan_.box.height * plan_.box.pitch, start = strip.position % plane, count = strip.count;
+    const TapList& taps = tap_lists_[strip.taps];
+    std::vector<Sum> part(size_t(gemm.max_rows * gemm.cols));
+    if (block == 0) std::fill(sums, sums + tile_sums_, Sum(0));
+    call.c = reinterpret_cast<char*>(part.data());
+    call.accumulate = false;
+    call.batch = 1;
+    int tap[3] = {taps.first[0], taps.first[1], taps.first[2]};
+    for (size_t n = 0; n < taps.box_offset.size(); ++n) {
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t pixel[3] = {strip.depth, (start + i) / plan_.box.pitch, (start + i) % plan_.box.pitch};
+        bool lands = true;
+        for (int axis = 0; axis < 3; ++axis) {
+          const int64_t at = (origin_[axis] + pixel[axis]) * plan_.taps[axis].step +
+                             plan_.taps[axis].offset[size_t(phase.axis[axis]->taps[size_t(tap[axis])])];
+          lands &= pixel[axis] < length[axis] && at >= 0 && at < plan_.source_size[axis];
+        }
+        lands_[i] = lands;
+      }
+      for (int axis = 2; axis >= 0 && ++tap[axis] == taps.last[axis]; --axis) tap[axis] = taps.first[axis];
+      kernel(call);
+      ++call.a_offset;
+      ++call.b_offset;
+      for (int64_t row = 0; row < call.rows; ++row)
+        for (int64_t column = 0; column < gemm.cols; ++column) {
+          const int64_t pixel = plan_.pixels_are_rows ? row : column;
+          if (pixel < count && lands_[pixel])
+            sums[row * gemm.cols + column] += part[size_t(row * gemm.cols + column)];
+        }
+    }
+  }
+
+  // Writes the pixels of a strip; false if one of them is NaN.
+  bool store(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3], const Sum* sums) {
+    const Tensor& result = run_.result;
+    const int64_t channel = group_ * plan_.results + panel * plan_.panel;
+    const int64_t channels = std::min(plan_.panel, plan_.results - panel * plan_.panel);
+    const AxisPhase &pd = *phase.axis[0], &ph = *phase.axis[1], &pw = *phase.axis[2];
+    char* plane = result.data + image_ * result.stride[axis_n] + channel * result.stride[axis_c] +
+                  (pd.first + (origin_[0] + strip.depth) * pd.stride) * result.stride[axis_d];
+    const int64_t pixel_stride = pw.stride * result.stride[axis_w], ldc = plan_.gemm->cols;
+    const int64_t start = strip.position - strip.depth * plan_.box.height * plan_.box.pitch, last = start + strip.count;
+    bool clean = true;
+    for (int64_t at = start; at < last;) {
+      const int64_t row = at / plan_.box.pitch, column = at % plan_.box.pitch;
+      const int64_t next = std::min(last, (row + 1) * plan_.box.pitch);
+      const int64_t count = std::min(next - at, length[2] - column), from = at - start;
+      at = next;
+      if (count <= 0) continue;
+      char* dst = plane + (ph.first + (origin_[1] + row) * ph.stride) * result.stride[axis_h] +
+                  (pw.first + (origin_[2] + column) * pw.stride) * result.stride[axis_w];
+      if (plan_.pixels_are_rows) {
+        clean &= run_.store(sums + from * ldc, ldc, count, channels, dst, pixel_stride, result.stride[axis_c]);
+      } else {
+        clean &= run_.store(sums + from, ldc, channels, count, dst, result.stride[axis_c], pixel_stride);
+      }
+    }
+    return clean;
+  }
+
+  const Run<T>& run_;
+  const Correlation& plan_;
+  int64_t origin_[3], block_, group_, image_, box_pitch_ = 0, tile_sums_;
+  T* box_;
+  Sum* sums_;
+  struct Segment {
+    int64_t first, count;
+    TapRange taps;
+  };
+  std::vector<TapList> tap_lists_;
+  std::vector<Strip> strips_;
+  std::vector<TapRange> rows_;
+  std::vector<Segment> segments_;
+  bool lands_[64];
+};
+
+}  // namespace
+
+template <typename T>
+void run_correlation(const Correlation& plan, const Arguments& arguments) {
+  const Geometry& geo = plan.problem.geo;
+  const Run<T> run(plan, arguments);
+  if (plan.zeros_first) {
+    const bool forward = plan.problem.wrt & wrt_output;
+    const int64_t* size = forward ? geo.out : geo.in;
+    const int64_t extent[5] = {geo.N, forward ? geo.K : geo.C, size[0], size[1], size[2]};
+    write_zeros(run.result, extent, plan.problem.out_dtype, arguments.threads);
+  }
+  if (plan.phases.empty()) return;
+  pack_weight(run);
+  parallel_for(plan.tasks(), arguments.threads, [&](int64_t task, int slot) {
+    TileTask<T> tile(run, task, slot);
+    if (!tile.work(false)) tile.work(true);
+  });
+}
+
+template void run_correlation<float>(const Correlation&, const Arguments&);
+template void run_correlation<double>(const Correlation&, const Arguments&);
+template void run_correlation<Bf16>(const Correlation&, const Arguments&);
+
+}  // namespace convgrad

@@ -1,0 +1,66 @@
+// Convolution (wrt output) and the input gradient as one thing: a correlation of an activation tensor with the weight.
+//
+// Result pixel j (per axis) sums over taps the source pixel j*step + offset[tap]. The forward has one phase, step =
+// stride. The input gradient has one phase per residue of the input coordinate modulo the stride (those that a tap
+// reaches): inside a phase step = 1 and only the landing taps are visited, so nothing is ever multiplied with an
+// inserted zero.
+#pragma once
+
+#include <memory>
+
+#include "dense_box.h"
+
+namespace convgrad {
+
+// The taps of one axis: kernel index and offset; the forward's step.
+struct AxisTaps {
+  int64_t step = 1;
+  std::vector<int64_t> kernel_index, offset;
+};
+
+// One phase of one axis: result coordinate = first + j*stride for j in [0, count), and its taps (into AxisTaps).
+struct AxisPhase {
+  int64_t first, stride, count;
+  std::vector<int> taps;
+};
+
+struct Phase {
+  const AxisPhase* axis[3];
+  int64_t tap_count, tap_base;  // in the packed weight
+};
+
+struct Correlation {
+  Problem problem;
+  int64_t reduced, results;  // channels per group that are summed over, that result
+  int64_t source_size[3];
+  AxisTaps taps[3];
+  std::vector<AxisPhase> axis_phases[3];
+  std::vector<Phase> phases;
+  bool zeros_first;   // some result pixels belong to no phase
+  int64_t extent[3];  // pixels of the largest phase per axis
+  int64_t tap_total;
+
+  // The blocking.
+  const Gemm* gemm;
+  bool pixels_are_rows;  // channels-last source: pixels are rows of A; else pixels are columns of B
+  int64_t tile[3], tiles[3];
+  BoxLayout box;
+  int64_t channel_block, channel_blocks, channel_pad;  // of the summed channels
+  int64_t panel, panels, panels_block, blocks;         // of the result channels
+  int64_t weight_bytes, box_bytes, sums_bytes, slot_bytes;
+
+  Correlation(const Problem& problem, const Gemm* gemm);
+  Correlation(const Correlation&) = delete;  // phases point into axis_phases
+  int64_t tasks() const { return problem.geo.N * problem.geo.G * blocks * tiles[0] * tiles[1] * tiles[2]; }
+  int64_t padded(int64_t channels) const { return round_up(channels, gemm->k_multiple); }
+
+  // Chooses orientation, tiles and blocks; returns the estimated cycles of one core, negative if `limit` bytes of
+  // workspace are too few (`minimum` then says what is needed).
+  double choose_blocking(int64_t element_bytes, int64_t limit, int64_t& minimum);
+  std::string describe() const;
+};
+
+template <typename T>
+void run_correlation(const Correlation& correlation, const Arguments& arguments);
+
+}  // namespace convgrad

@@ -1,0 +1,185 @@
+// Packing, see dense_pack.h. Lines run along whichever axis of the matrix has the smaller stride.
+#include "dense_pack.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <type_traits>
+
+namespace convgrad {
+
+// The matrix seen as lines: `lines` of them, `length` elements each; outside of [valid) ranges all is zero.
+template <typename T>
+struct Packer<T>::Lines {
+  const char* data;
+  int64_t line_stride, step;  // bytes
+  int64_t lines, line_first, line_last;
+  int64_t length, first, last;
+};
+
+namespace {
+
+constexpr int64_t block_length = 256;  // elements of a line handled at once: sixteen such lines stay in L1
+constexpr int64_t block_lines = 16;
+
+template <typename T>
+void fill_zero(T* dst, int64_t n) {
+  if (n <= 4)
+    for (int64_t i = 0; i < n; ++i) dst[i] = T{};
+  else
+    std::memset(static_cast<void*>(dst), 0, size_t(n) * sizeof(T));
+}
+
+}  // namespace
+
+template <typename T>
+Packer<T>::Packer(const Isa& isa, Dtype dtype, Compute compute)
+    : isa_(isa), reader_(isa, dtype, compute), dtype_(dtype) {}
+
+// A block that lies entirely inside of the array, converted and rounded.
+template <typename T>
+void Packer<T>::read(const char* src, int64_t line_stride, int64_t stride, int64_t lines, int64_t n, T* dst,
+                     int64_t pitch) const {
+  if constexpr (std::is_same_v<T, double>) {
+    for (int64_t line = 0; line < lines; ++line) isa_.decode64(src + line * line_stride, stride, n, dst + line * pitch);
+  } else if constexpr (std::is_same_v<T, float>) {
+    isa_.decode_block[int(dtype_)](src, line_stride, stride, lines, n, dst, pitch);
+    if (reader_.round)
+      for (int64_t line = 0; line < lines; ++line) reader_.round(dst + line * pitch, n);
+  } else {
+    if (dtype_ == Dtype::bf16 && !reader_.round)
+      return isa_.copy16(src, line_stride, stride, lines, n, reinterpret_cast<uint16_t*>(dst), pitch);
+    alignas(64) float part[block_length];
+    for (int64_t line = 0; line < lines; ++line)
+      for (int64_t i = 0; i < n; i += block_length) {
+        const int64_t count = std::min(block_length, n - i);
+        reader_.decode(src + line * line_stride + i * stride, stride, count, part);
+        if (reader_.round && reader_.round != isa_.round_bf16) reader_.round(part, count);
+        isa_.gemm->round_to_bf16(part, count, reinterpret_cast<uint16_t*>(dst + line * pitch + i));
+      }
+  }
+}
+
+// Elements [from, from + n) of `count` lines, zeros where they are not valid.
+template <typename T>
+void Packer<T>::read_block(const Lines& lines, int64_t line, int64_t count, int64_t from, int64_t n, T* dst,
+                           int64_t pitch) const {
+  const int64_t top = std::clamp(lines.line_first - line, int64_t(0), count);
+  const int64_t bottom = std::clamp(lines.line_last - line, top, count);
+  const int64_t first = std::clamp(lines.first - from, int64_t(0), n), last = std::clamp(lines.last - from, first, n);
+  for (int64_t r = 0; r < count; ++r) {
+    if (r < top || r >= bottom || first == last) {
+      fill_zero(dst + r * pitch, n);
+    } else {
+      fill_zero(dst + r * pitch, first);
+      fill_zero(dst + r * pitch + last, n - last);
+    }
+  }
+  if (top < bottom && first < last)
+    read(lines.data + (line + top) * lines.line_stride + (from + first) * lines.step, lines.line_stride, lines.step,
+         bottom - top, last - first, dst + top * pitch + first, pitch);
+}
+
+template <typename T>
+void Packer<T>::pack_same(const Lines& lines, T* dst, int64_t pitch) const {
+  read_block(lines, 0, lines.lines, 0, lines.length, dst, pitch);
+}
+
+template <typename T>
+void Packer<T>::pack_pairs(const Lines& lines, T* dst, int64_t pitch) const {
+  if constexpr (Packed<T>::pair == 1) {
+    pack_same(lines, dst, pitch);
+  } else {
+    alignas(64) T block[2][block_length];
+    for (int64_t line = 0; line < lines.lines; line += 2)
+      for (int64_t i = 0; i < lines.length; i += block_length) {
+        const int64_t n = std::min(block_length, lines.length - i);
+        read_block(lines, line, 2, i, n, block[0], block_length);
+        isa_.gemm->interleave16(&block[0][0].bits, &block[1][0].bits, n, &dst[line / 2 * pitch + 2 * i].bits);
+      }
+  }
+}
+
+// dst[i*pitch + line]
+template <typename T>
+void Packer<T>::pack_transposed(const Lines& lines, T* dst, int64_t pitch) const {
+  if constexpr (Packed<T>::pair == 1) {
+    alignas(64) T block[block_lines][block_length];
+    for (int64_t line = 0; line < lines.lines; line += block_lines)
+      for (int64_t i = 0; i < lines.length; i += block_length) {
+        const int64_t n = std::min(block_length, lines.length - i), rows = std::min(block_lines, lines.lines - line);
+        read_block(lines, line, rows, i, n, block[0], block_length);
+        T* to = dst + i * pitch + line;
+        if constexpr (std::is_same_v<T, float>) {
+          isa_.gemm->transpose32(reinterpret_cast<const uint32_t*>(block), block_length, rows, n,
+                                 reinterpret_cast<uint32_t*>(to), pitch);
+        } else {
+          for (int64_t c = 0; c < n; ++c)
+            for (int64_t r = 0; r < rows; ++r) to[c * pitch + r] = block[r][c];
+        }
+      }
+  } else {
+    // Pairs of lines become words, then words are transposed.
+    constexpr int64_t length = block_length / 2;
+    alignas(64) T pair[2][length], block[block_lines][2 * length];
+    for (int64_t line = 0; line < lines.lines; line += 2 * block_lines)
+      for (int64_t i = 0; i < lines.length; i += length) {
+        const int64_t n = std::min(length, lines.length - i);
+        const int64_t rows = std::min(block_lines, (lines.lines - line + 1) / 2);
+        for (int64_t r = 0; r < rows; ++r) {
+          read_block(lines, line + 2 * r, 2, i, n, pair[0], length);
+          isa_.gemm->interleave16(&pair[0][0].bits, &pair[1][0].bits, n, &block[r][0].bits);
+        }
+        isa_.gemm->transpose32(reinterpret_cast<const uint32_t*>(block), length, rows, n,
+                               reinterpret_cast<uint32_t*>(dst + i * pitch + line), pitch / 2);
+      }
+  }
+}
+
+// dst[(i/pair)*pitch + line*pair + i%pair]
+template <typename T>
+void Packer<T>::pack_pairs_transposed(const Lines& lines, T* dst, int64_t pitch) const {
+  if constexpr (Packed<T>::pair == 1) {
+    pack_transposed(lines, dst, pitch);
+  } else {
+    alignas(64) T block[block_lines][block_length];
+    for (int64_t line = 0; line < lines.lines; line += block_lines)
+      for (int64_t i = 0; i < lines.length; i += block_length) {
+        const int64_t n = std::min(block_length, (lines.length - i + 1) / 2 * 2);
+        const int64_t rows = std::min(block_lines, lines.lines - line);
+        read_block(lines, line, rows, i, n, block[0], block_length);
+        isa_.gemm->transpose32(reinterpret_cast<const uint32_t*>(block), block_length / 2, rows, n / 2,
+                               reinterpret_cast<uint32_t*>(dst + i / 2 * pitch + 2 * line), pitch / 2);
+      }
+  }
+}
+
+template <typename T>
+void Packer<T>::operator()(const Matrix& m, Arrange arrange, T* dst, int64_t pitch) const {
+  const bool along_positions = std::abs(m.position_stride) < std::abs(m.channel_stride) ||
+                               (std::abs(m.position_stride) == std::abs(m.channel_stride) && m.positions > m.channels);
+  if (along_positions) {
+    const Lines lines = {m.data, m.channel_stride, m.position_stride, m.channels_padded, 0, m.channels,
+                         m.positions, m.first, m.last};
+    switch (arrange) {
+      case Arrange::by_channel: return pack_same(lines, dst, pitch);
+      case Arrange::channel_pairs: return pack_pairs(lines, dst, pitch);
+      case Arrange::by_position: return pack_transposed(lines, dst, pitch);
+      case Arrange::position_pairs: return pack_pairs_transposed(lines, dst, pitch);
+    }
+  }
+  const Lines lines = {m.data, m.position_stride, m.channel_stride, m.positions, m.first, m.last,
+                       m.channels_padded, 0, m.channels};
+  switch (arrange) {
+    case Arrange::by_position: return pack_same(lines, dst, pitch);
+    case Arrange::position_pairs: return pack_pairs(lines, dst, pitch);
+    case Arrange::by_channel: return pack_transposed(lines, dst, pitch);
+    case Arrange::channel_pairs: return pack_pairs_transposed(lines, dst, pitch);
+  }
+}
+
+template class Packer<float>;
+template class Packer<double>;
+template class Packer<Bf16>;
+
+}  // namespace convgrad

@@ -1,0 +1,70 @@
+// Packing: a matrix of (positions x channels) read by strides, converted, and laid out the way the micro-kernels read.
+#pragma once
+
+#include "conv.h"
+#include "gemm.h"
+
+namespace convgrad {
+
+// How an element type of packed operands is summed and paired. Bf16 is its bits.
+struct Bf16 {
+  uint16_t bits;
+};
+template <typename T>
+struct Packed;
+template <>
+struct Packed<float> {
+  using Sum = float;
+  static constexpr int pair = 1;
+  static const Gemm* gemm(const Isa& isa) { return isa.gemm->f32; }
+};
+template <>
+struct Packed<double> {
+  using Sum = double;
+  static constexpr int pair = 1;
+  static const Gemm* gemm(const Isa& isa) { return isa.gemm->f64; }
+};
+template <>
+struct Packed<Bf16> {
+  using Sum = float;
+  static constexpr int pair = 2;
+  static const Gemm* gemm(const Isa& isa) { return isa.gemm->bf16; }
+};
+
+// Where element (position p, channel c) goes, in elements of the destination:
+enum class Arrange {
+  by_position,     // p*pitch + c
+  by_channel,      // c*pitch + p
+  channel_pairs,   // (c/pair)*pitch + p*pair + c%pair
+  position_pairs,  // (p/pair)*pitch + c*pair + p%pair
+};
+
+// Positions outside [first, last) and channels from `channels` on are written as zeros.
+struct Matrix {
+  const char* data;  // of position 0, channel 0 (which may lie outside of the array)
+  int64_t position_stride, channel_stride;  // bytes
+  int64_t positions, first, last;
+  int64_t channels, channels_padded;
+};
+
+template <typename T>
+class Packer {
+ public:
+  Packer(const Isa& isa, Dtype dtype, Compute compute);
+  void operator()(const Matrix& matrix, Arrange arrange, T* dst, int64_t pitch) const;
+
+ private:
+  struct Lines;
+  void read(const char* src, int64_t line_stride, int64_t stride, int64_t lines, int64_t n, T* dst, int64_t pitch) const;
+  void read_block(const Lines& lines, int64_t line, int64_t count, int64_t from, int64_t n, T* dst, int64_t pitch) const;
+  void pack_same(const Lines& lines, T* dst, int64_t pitch) const;
+  void pack_pairs(const Lines& lines, T* dst, int64_t pitch) const;
+  void pack_transposed(const Lines& lines, T* dst, int64_t pitch) const;
+  void pack_pairs_transposed(const Lines& lines, T* dst, int64_t pitch) const;
+
+  const Isa& isa_;
+  LineReader reader_;
+  Dtype dtype_;
+};
+
+}  // namespace convgrad

@@ -1,0 +1,376 @@
+// The weight gradient's loops: tasks are (block of channels, slice of the reduction), then the slices are added.
+#include "dense_weight.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+
+#include "bias.h"
+#include "dense_store.h"
+#include "threads.h"
+
+namespace convgrad {
+namespace {
+
+// Sums [tap][c][k] to the result by its strides. Lines of the result run along its densest axis: k (HWIO), or for each k
+// the channels of a tap (OHWI), or channels and taps together (OIHW), which takes a transposition.
+template <typename T>
+void store_weight(const WeightGradient& plan, const typename Packed<T>::Sum* sums, int64_t in_count, int64_t out_count,
+                  char* base, const Tensor& w) {
+  using Sum = typename Packed<T>::Sum;
+  const Geometry& geo = plan.problem.geo;
+  const Store<T> encode(*plan.problem.isa, plan.problem.out_dtype);
+  const int64_t columns = round_up(plan.out_block, plan.gemm->cols), taps = geo.taps();
+  auto tap_at = [&](int64_t tap) {
+    const int64_t tw = tap % geo.kernel[2], th = tap / geo.kernel[2] % geo.kernel[1];
+    return tap / geo.kernel[2] / geo.kernel[1] * w.stride[axis_d] + th * w.stride[axis_h] + tw * w.stride[axis_w];
+  };
+  const int64_t step_i = std::abs(w.stride[axis_i]), step_o = std::abs(w.stride[axis_o]);
+  if (step_o <= step_i && step_o <= std::abs(taps > 1 ? w.stride[axis_w] : step_i)) {
+    for (int64_t tap = 0; tap < taps; ++tap)
+      encode(sums + tap * plan.in_block * columns, columns, in_count, out_count, base + tap_at(tap), w.stride[axis_i],
+             w.stride[axis_o]);
+    return;
+  }
+  bool even = true;  // the taps of one channel, and the channels, follow each other at one distance
+  const int64_t step = taps > 1 ? tap_at(1) : w.stride[axis_i];
+  for (int64_t tap = 0; tap < taps; ++tap) even &= tap_at(tap) == tap * step;
+  even &= w.stride[axis_i] == taps * step;
+  const int64_t line_taps = even ? taps : 1;  // taps in one line of the result
+  const int64_t lines_in = std::max<int64_t>(1, 256 / line_taps);
+  constexpr int64_t width = 16;  // result channels at once
+  std::vector<Sum> block(size_t(lines_in * line_taps * width)), turned(block.size());
+  for (int64_t first_tap = 0; first_tap < taps; first_tap += line_taps)
+    for (int64_t c0 = 0; c0 < in_count; c0 += lines_in) {
+      const int64_t count = std::min(lines_in, in_count - c0), length = count * line_taps;
+      for (int64_t k = 0; k < out_count; k += width) {
+        const int64_t n = std::min(width, out_count - k);
+        for (int64_t c = 0; c < count; ++c)
+          for (int64_t tap = 0; tap < line_taps; ++tap)
+            std::memcpy(&block[size_t((c * line_taps + tap) * width)],
+                        sums + ((first_tap + tap) * plan.in_block + c0 + c) * columns + k, size_t(n) * sizeof(Sum));
+        if constexpr (std::is_same_v<Sum, float>) {
+          plan.problem.isa->gemm->transpose32(reinterpret_cast<const uint32_t*>(block.data()), width, length, n,
+                                              reinterpret_cast<uint32_t*>(turned.data()), length);
+        } else {
+          for (int64_t i = 0; i < length; ++i)
+            for (int64_t j = 0; j < n; ++j) turned[size_t(j * length + i)] = block[size_t(i * width + j)];
+        }
+        encode(turned.data(), length, n, length,
+               base + k * w.stride[axis_o] + c0 * w.stride[axis_i] + tap_at(first_tap), w.stride[axis_o],
+               even ? step : w.stride[axis_i]);
+      }
+    }
+}
+
+template <typename T>
+class SliceTask {
+  using Sum = typename Packed<T>::Sum;
+  static constexpr int pair = Packed<T>::pair;
+
+ public:
+  SliceTask(const WeightGradient& plan, const Arguments& arguments, const Packer<T>& packer, int64_t task, int slot)
+      : plan_(plan), geo_(plan.problem.geo), arguments_(arguments), packer_(packer) {
+    slice_ = task % plan.slices;
+    block_ = task / plan.slices;
+    out_first_ = block_ % plan.out_blocks * plan.out_block;
+    in_first_ = block_ / plan.out_blocks % plan.in_blocks * plan.in_block;
+    group_ = block_ / plan.out_blocks / plan.in_blocks;
+    out_count_ = std::min(plan.out_block, geo_.group_out() - out_first_);
+    in_count_ = std::min(plan.in_block, geo_.group_in() - in_first_);
+    char* memory = arguments.workspace + plan.partial_bytes + plan.bias_bytes + slot * plan.slot_bytes;
+    box_ = reinterpret_cast<T*>(memory);
+    dy_ = reinterpret_cast<T*>(memory + plan.box_bytes);
+    sums_ = plan.slices > 1 ? partial(block_, slice_) : reinterpret_cast<Sum*>(memory + plan.box_bytes + plan.dy_bytes);
+  }
+
+  Sum* partial(int64_t block, int64_t slice) const {
+    return reinterpret_cast<Sum*>(arguments_.workspace + (block * plan_.slices + slice) * plan_.sums_bytes);
+  }
+
+  void work() {
+    sum_all(false);
+    if (!clean()) sum_all(true);
+    if (plan_.slices == 1) store(sums_);
+    if ((plan_.problem.wrt & wrt_bias) && in_first_ == 0) sum_bias();
+  }
+
+  // The block's sums, converted into the result.
+  void store(const Sum* sums) const {
+    const Tensor& w = arguments_.w;
+    char* base = w.data + (group_ * geo_.group_out() + out_first_) * w.stride[axis_o] + in_first_ * w.stride[axis_i];
+    store_weight<T>(plan_, sums, in_count_, out_count_, base, w);
+  }
+
+ private:
+  bool clean() const {
+    const int64_t columns = round_up(plan_.out_block, plan_.gemm->cols);
+    for (int64_t tap = 0; tap < geo_.taps(); ++tap)
+      for (int64_t c = 0; c < in_count_; ++c) {
+        const Sum* line = sums_ + (tap * plan_.in_block + c) * columns;
+        if constexpr (std::is_same_v<Sum, float>) {
+          if (plan_.problem.isa->gemm->any_nan(line, out_count_)) return false;
+        } else {
+          for (int64_t k = 0; k < out_count_; ++k)
+            if (line[k] != line[k]) return false;
+        }
+      }
+    return true;
+  }
+
+  // All chunks of the slice. Carefully means one tap at a time with boxes that hold nothing else, and dy zeroed where
+  // the tap does not land: then zeros meet zeros only.
+  void sum_all(bool careful) {
+    const int64_t columns = round_up(plan_.out_block, plan_.gemm->cols);
+    std::memset(static_cast<void*>(sums_), 0, size_t(geo_.taps() * plan_.in_block * columns) * sizeof(Sum));
+    const int64_t first = plan_.chunks * slice_ / plan_.slices, last = plan_.chunks * (slice_ + 1) / plan_.slices;
+    for (int64_t chunk = first; chunk < last; ++chunk) {
+      place_chunk(chunk);
+      if (!careful) {
+        pack_and_multiply(plan_.box, plan_.joined_rows, nullptr);
+        continue;
+      }
+      for (int64_t td = 0; td < geo_.kernel[0]; ++td)
+        for (int64_t th = 0; th < geo_.kernel[1]; ++th)
+          for (int64_t tw = 0; tw < geo_.kernel[2]; ++tw) {
+            const std::array<int64_t, 3> tap = {td, th, tw};
+            AxisLayout axes[3];
+            for (int axis = 0; axis < 3; ++axis)
+              axes[axis] = layout_axis(geo_.stride[axis], {plan_.offsets[axis][size_t(tap[size_t(axis)])]}, length_[axis]);
+            pack_and_multiply(BoxLayout(axes[0], axes[1], axes[2], plan_.gemm->k_multiple), false, &tap);
+          }
+    }
+  }
+
+  void place_chunk(int64_t chunk) {
+    for (int axis : {2, 1, 0}) {
+      origin_[axis] = chunk % plan_.tiles[axis] * plan_.tile[axis];
+      length_[axis] = std::min(plan_.tile[axis], geo_.out[axis] - origin_[axis]);
+      chunk /= plan_.tiles[axis];
+    }
+    first_image_ = chunk * plan_.images;
+    images_ = std::min(plan_.images, geo_.N - first_image_);
+  }
+
+  void pack_and_multiply(const BoxLayout& box, bool joined, const std::array<int64_t, 3>* only) {
+    const Tensor &x = arguments_.x, &y = arguments_.y;
+    const int64_t positions = box.positions();
+    box_pitch_ = round_up(images_ * positions, 2);
+    // One row of dy takes `row_pitch` positions; the positions of one plane are summed in one or in length[1] pieces.
+    const int64_t row_pitch = joined ? box.pitch : round_up(length_[2], plan_.gemm->k_multiple);
+    const int64_t plane = round_up(length_[1] * row_pitch, plan_.gemm->k_multiple);
+    const int64_t dy_positions = images_ * length_[0] * plane;
+    Range valid[3];
+    for (int axis = 0; axis < 3; ++axis)
+      valid[axis] = only ? landing(origin_[axis], length_[axis], geo_.stride[axis],
+                                   plan_.offsets[axis][size_t((*only)[size_t(axis)])], geo_.in[axis])
+                         : Range{0, length_[axis]};
+    if (valid[0].empty() || valid[1].empty() || valid[2].empty()) return;
+    for (int64_t i = 0; i < images_; ++i) {
+      const char* x_image = x.data + (first_image_ + i) * x.stride[axis_n] +
+                            (group_ * geo_.group_in() + in_first_) * x.stride[axis_c];
+      const Source source{x_image, x.stride[axis_c], {x.stride[axis_d], x.stride[axis_h], x.stride[axis_w]},
+                          {geo_.in[0], geo_.in[1], geo_.in[2]}, in_count_, in_count_};
+      pack_box(packer_, source, box, origin_, Arrange::by_channel, box_ + i * positions, box_pitch_);
+      const char* y_image = y.data + (first_image_ + i) * y.stride[axis_n] +
+                            (group_ * geo_.group_out() + out_first_) * y.stride[axis_c];
+      for (int64_t d = 0; d < length_[0]; ++d) {
+        const int64_t at = (i * length_[0] + d) * plane;
+        pack_dy_plane(y_image, d, row_pitch, plane, at, dy_positions, valid);
+      }
+    }
+    collect_rows(box, joined, row_pitch, plane, only != nullptr);
+    // Reads past the last channel's box meet zeros of dy.
+    std::memset(static_cast<void*>(box_ + in_count_ * box_pitch_), 0, size_t(slack()) * sizeof(T));
+    multiply(box, joined, joined ? plane : row_pitch, dy_positions, only);
+  }
+
+  int64_t slack() const { return plan_.slack(); }
+
+  // dy of one plane into every panel of result channels: [panel][position/pair][channel][pair].
+  void pack_dy_plane(const char* image, int64_t d, int64_t row_pitch, int64_t plane, int64_t at, int64_t dy_positions,
+                     const Range (&valid)[3]) {
+    const Tensor& y = arguments_.y;
+    const int64_t cols = plan_.gemm->cols;
+    const bool channels_last = std::abs(y.stride[axis_c]) < std::abs(y.stride[axis_w]);
+    // Rows that follow each other in memory and in the pack are one long row.
+    const bool one_row = row_pitch == length_[2] && y.stride[axis_h] == length_[2] * y.stride[axis_w] &&
+                         valid[2].first == 0 && valid[2].last == length_[2];
+    auto pack = [&](int64_t k, int64_t h) {
+      const bool inside = d >= valid[0].first && d < valid[0].last && h >= valid[1].first && h < valid[1].last;
+      if (one_row) {
+        const bool any = d >= valid[0].first && d < valid[0].last;
+        const Matrix matrix{image + (origin_[0] + d) * y.stride[axis_d] + origin_[1] * y.stride[axis_h] +
+                                origin_[2] * y.stride[axis_w] + k * y.stride[axis_c],
+                            y.stride[axis_w], y.stride[axis_c], length_[1] * row_pitch,
+                            any ? valid[1].first * row_pitch : 0, any ? valid[1].last * row_pitch : 0,
+                            std::min(cols, out_count_ - k), cols};
+        return packer_(matrix, Arrange::position_pairs, dy_ + k * dy_positions + at * cols, cols * pair);
+      }
+      const Matrix matrix{image + (origin_[0] + d) * y.stride[axis_d] + (origin_[1] + h) * y.stride[axis_h] +
+                              origin_[2] * y.stride[axis_w] + k * y.stride[axis_c],
+                          y.stride[axis_w], y.stride[axis_c], row_pitch, inside ? valid[2].first : 0,
+                          inside ? valid[2].last : 0, std::min(cols, out_count_ - k), cols};
+      packer_(matrix, Arrange::position_pairs, dy_ + k * dy_positions + (at + h * row_pitch) * cols, cols * pair);
+    };
+    if (channels_last) {
+      for (int64_t h = 0; h < (one_row ? 1 : length_[1]); ++h)
+        for (int64_t k = 0; k < out_count_; k += cols) pack(k, h);
+    } else {
+      for (int64_t k = 0; k < out_count_; k += cols)
+        for (int64_t h = 0; h < (one_row ? 1 : length_[1]); ++h) pack(k, h);
+    }
+    const int64_t used = length_[1] * row_pitch;
+    for (int64_t k = 0; k < out_count_; k += cols)
+      std::memset(static_cast<void*>(dy_ + k * dy_positions + (at + used) * cols), 0,
+                  size_t((plane - used) * cols) * sizeof(T));
+  }
+
+  // For every pair of taps along D and H the rows of pixels that land, as offsets into the box and into dy.
+  void collect_rows(const BoxLayout& box, bool joined, int64_t row_pitch, int64_t plane, bool all) {
+    rows_.resize(size_t(geo_.kernel[0] * geo_.kernel[1]));
+    for (int64_t td = 0; td < geo_.kernel[0]; ++td)
+      for (int64_t th = 0; th < geo_.kernel[1]; ++th) {
+        Rows& rows = rows_[size_t(td * geo_.kernel[1] + th)];
+        rows.a_offset.clear();
+        rows.b_offset.clear();
+        const Range d = all ? Range{0, length_[0]} : landing_of(0, td);
+        const Range h = all ? Range{0, length_[1]} : landing_of(1, th);
+        if (h.empty()) continue;
+        for (int64_t i = 0; i < images_; ++i)
+          for (int64_t depth = d.first; depth < d.last; ++depth)
+            for (int64_t row = joined ? 0 : h.first; row < (joined ? 1 : h.last); ++row) {
+              const int64_t in_box = i * box.positions() + (depth * box.height + row) * box.pitch;
+              const int64_t in_dy = (i * length_[0] + depth) * plane + row * row_pitch;
+              rows.a_offset.push_back(in_box * int64_t(sizeof(T)));
+              rows.b_offset.push_back(in_dy * plan_.gemm->cols * int64_t(sizeof(T)));
+            }
+      }
+  }
+
+  Range landing_of(int axis, int64_t tap) const {
+    return landing(origin_[axis], length_[axis], geo_.stride[axis], plan_.offsets[axis][size_t(tap)], geo_.in[axis]);
+  }
+
+  void multiply(const BoxLayout& box, bool joined, int64_t k, int64_t dy_positions,
+                const std::array<int64_t, 3>* only) {
+    const Gemm& gemm = *plan_.gemm;
+    const int64_t columns = round_up(plan_.out_block, gemm.cols);
+    GemmCall call;
+    call.lda = box_pitch_ * int64_t(sizeof(T));
+    call.ldb = gemm.cols * pair * int64_t(sizeof(T));
+    call.ldc = columns;
+    call.accumulate = true;
+    // Row by row, a tap needs only the columns for which it lands.
+    const int64_t grain = gemm.k_multiple;
+    columns_.clear();
+    for (int64_t tw = 0; tw < geo_.kernel[2]; ++tw) {
+      Range range = landing_of(2, tw);
+      if (joined || only) {
+        range = range.empty() && !only ? Range{0, 0} : Range{0, k};
+      } else if (!range.empty()) {
+        range = {range.first / grain * grain, round_up(range.last, grain)};
+      }
+      columns_.push_back(range);
+    }
+    for (int64_t n = 0; n < out_count_; n += gemm.cols) {
+      const char* panel = reinterpret_cast<const char*>(dy_ + n * dy_positions);
+      const auto kernel = gemm.run_half && out_count_ - n <= gemm.cols / 2 ? gemm.run_half : gemm.run;
+      for (int64_t m = 0; m < in_count_; m += plan_.row_panel) {
+        call.rows = int(std::min(plan_.row_panel, in_count_ - m));
+        int64_t tap = 0;
+        for (int64_t td = 0; td < geo_.kernel[0]; ++td)
+          for (int64_t th = 0; th < geo_.kernel[1]; ++th)
+            for (int64_t tw = 0; tw < geo_.kernel[2]; ++tw, ++tap) {
+              if (only && (td != (*only)[0] || th != (*only)[1] || tw != (*only)[2])) continue;
+              const Rows& rows = rows_[size_t(td * geo_.kernel[1] + th)];
+              const Range& range = columns_[size_t(tw)];
+              if (rows.a_offset.empty() || range.empty()) continue;
+              const int64_t at = only ? 0 : box.tap_position(td, th, tw);
+              call.a = reinterpret_cast<const char*>(box_ + m * box_pitch_ + at + range.first);
+              call.b = panel + range.first * gemm.cols * int64_t(sizeof(T));
+              call.a_offset = rows.a_offset.data();
+              call.b_offset = rows.b_offset.data();
+              call.batch = int64_t(rows.a_offset.size());
+              call.k = range.last - range.first;
+              call.c = reinterpret_cast<char*>(sums_ + (tap * plan_.in_block + m) * columns + n);
+              kernel(call);
+            }
+      }
+    }
+  }
+
+  void sum_bias() {
+    double* total = reinterpret_cast<double*>(arguments_.workspace + plan_.partial_bytes) + slice_ * geo_.K +
+                    group_ * geo_.group_out() + out_first_;
+    std::fill(total, total + out_count_, 0.0);
+    for (int64_t chunk = plan_.chunks * slice_ / plan_.slices; chunk < plan_.chunks * (slice_ + 1) / plan_.slices; ++chunk) {
+      place_chunk(chunk);
+      for (int64_t i = 0; i < images_; ++i) {
+        BiasPart part{first_image_ + i, group_ * geo_.group_out() + out_first_, out_count_, {}, {}};
+        for (int axis = 0; axis < 3; ++axis) {
+          part.first[axis] = origin_[axis];
+          part.last[axis] = origin_[axis] + length_[axis];
+        }
+        add_bias(plan_.problem, arguments_.y, part, total);
+      }
+    }
+  }
+
+  const WeightGradient& plan_;
+  const Geometry& geo_;
+  const Arguments& arguments_;
+  const Packer<T>& packer_;
+  int64_t slice_, block_, group_, out_first_, out_count_, in_first_, in_count_;
+  int64_t origin_[3], length_[3], first_image_ = 0, images_ = 1, box_pitch_ = 0;
+  T *box_, *dy_;
+  Sum* sums_;
+  struct Rows {
+    std::vector<int64_t> a_offset, b_offset;
+  };
+  std::vector<Rows> rows_;
+  std::vector<Range> columns_;
+};
+
+}  // namespace
+
+template <typename T>
+void run_weight_gradient(const WeightGradient& plan, const Arguments& arguments) {
+  const Geometry& geo = plan.problem.geo;
+  const Packer<T> packer(*plan.problem.isa, plan.problem.dtype, plan.problem.compute);
+  parallel_for(plan.blocks() * plan.slices, arguments.threads, [&](int64_t task, int slot) {
+    SliceTask<T>(plan, arguments, packer, task, slot).work();
+  });
+  if (plan.slices > 1) {
+    using Sum = typename Packed<T>::Sum;
+    const int64_t size = plan.sums_bytes / int64_t(sizeof(Sum));
+    // Pieces of every block's sums are added, in the order of the slices, into the first; then it is stored.
+    constexpr int64_t piece = 16384;
+    const int64_t pieces = ceil_div(size, piece);
+    parallel_for(plan.blocks() * pieces, arguments.threads, [&](int64_t task, int) {
+      const int64_t first = task % pieces * piece, count = std::min(piece, size - first);
+      Sum* total = reinterpret_cast<Sum*>(arguments.workspace + task / pieces * plan.slices * plan.sums_bytes) + first;
+      for (int64_t slice = 1; slice < plan.slices; ++slice) {
+        const Sum* part = total + slice * size;
+        for (int64_t i = 0; i < count; ++i) total[i] += part[i];
+      }
+    });
+    parallel_for(plan.blocks(), arguments.threads, [&](int64_t block, int slot) {
+      SliceTask<T> task(plan, arguments, packer, block * plan.slices, slot);
+      task.store(task.partial(block, 0));
+    });
+  }
+  if (plan.problem.wrt & wrt_bias) {
+    double* totals = reinterpret_cast<double*>(arguments.workspace + plan.partial_bytes);
+    for (int64_t slice = 1; slice < plan.slices; ++slice)
+      for (int64_t k = 0; k < geo.K; ++k) totals[k] += totals[slice * geo.K + k];
+    store_bias(plan.problem, arguments.db, 0, geo.K, totals);
+  }
+}
+
+template void run_weight_gradient<float>(const WeightGradient&, const Arguments&);
+template void run_weight_gradient<double>(const WeightGradient&, const Arguments&);
+template void run_weight_gradient<Bf16>(const WeightGradient&, const Arguments&);
+
+}  // namespace convgrad

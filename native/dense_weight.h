@@ -1,0 +1,37 @@
+// The weight gradient: for every tap, dw[c][k] sums x[c][pixel through the tap] * dy[pixel][k] over images and pixels.
+//
+// The rows of A are channels of x, packed as a box with pixels contiguous: a tap is a distance in it. B is dy, pixels
+// by result channels. Chunks of the reduction depend on the problem alone; their partial sums are added in order.
+#pragma once
+
+#include "dense_box.h"
+
+namespace convgrad {
+
+struct WeightGradient {
+  Problem problem;
+  const Gemm* gemm;
+  std::vector<int64_t> offsets[3];  // of the taps of each axis
+
+  // The blocking.
+  int64_t tile[3], tiles[3];  // output pixels
+  int64_t images;             // of a chunk: small images are joined
+  BoxLayout box;
+  bool joined_rows;  // sums run over the rows of a plane without a break, zeros of dy in the gaps
+  int64_t in_block, in_blocks, row_panel;     // channels of x: blocks, and rows of a micro-kernel call
+  int64_t out_block, out_blocks;              // channels of dy
+  int64_t slices, chunks;                     // of the reduction
+  int64_t box_bytes, dy_bytes, sums_bytes, slot_bytes, partial_bytes, bias_bytes;
+
+  WeightGradient(const Problem& problem, const Gemm* gemm);
+  // Elements that a micro-kernel may read past the box; they are zeros.
+  int64_t slack() const { return 2 * (gemm->k_multiple + box.pitch); }
+  int64_t blocks() const { return problem.geo.G * in_blocks * out_blocks; }
+  double choose_blocking(int64_t element_bytes, int64_t limit, int64_t& minimum);
+  std::string describe() const;
+};
+
+template <typename T>
+void run_weight_gradient(const WeightGradient& plan, const Arguments& arguments);
+
+}  // namespace convgrad

@@ -1,0 +1,54 @@
+// The contract of the dense micro-kernels, and the rearrangements that feed them.
+//
+// A micro-kernel computes a small tile C[m][n] (+)= sum over batch, k of A[m][k] * B[k][n], n = 0 .. cols-1:
+//   A  rows of k, `lda` bytes apart; k runs contiguously
+//   B  groups of `pair` consecutive k, `ldb` bytes apart; inside a group [n][pair], n contiguous
+//   C  float (double for f64) rows, `ldc` elements apart, always `cols` wide: the caller gives it room
+// The batch is what makes it a convolution: entry i of the batch reads A at a_offset[i] and B at b_offset[i] (bytes), so
+// a tap, or a row of pixels, is a pair of offsets and the accumulators stay in registers over all of them.
+#pragma once
+
+#include <cstdint>
+
+namespace convgrad {
+
+struct GemmCall {
+  const char* a;
+  int64_t lda;  // bytes
+  const char* b;
+  int64_t ldb;  // bytes
+  char* c;
+  int64_t ldc;  // elements
+  const int64_t* a_offset;
+  const int64_t* b_offset;
+  int64_t batch;
+  int64_t k;  // elements, a multiple of Gemm::k_multiple
+  int rows;   // 1 .. Gemm::max_rows
+  bool accumulate;
+};
+
+struct Gemm {
+  const char* name;     // types, tile, level: f32_f32_14x32_avx512
+  int max_rows, cols;   // the largest tile
+  int pair;             // consecutive k kept together in B (1 or 2)
+  int k_multiple;       // k must be a multiple of this; callers pad both operands with zeros
+  double flops_cycle;   // what one core does per cycle, for the cost model
+  void (*run)(const GemmCall&);
+  void (*run_half)(const GemmCall&);  // the same with cols/2 columns; null where there is none
+};
+
+// The kernels of one level, and its rearrangements of 32-bit words and of 16-bit pairs.
+struct GemmKernels {
+  const Gemm* f32;
+  const Gemm* f64;
+  const Gemm* bf16;  // null below avx512_bf16: bf16 operands are then packed as f32
+  // dst[c][r] = src[r][c]; pitches in words.
+  void (*transpose32)(const uint32_t* src, int64_t src_pitch, int64_t rows, int64_t cols, uint32_t* dst,
+                      int64_t dst_pitch);
+  void (*interleave16)(const uint16_t* even, const uint16_t* odd, int64_t n, uint16_t* dst);
+  void (*round_to_bf16)(const float* src, int64_t n, uint16_t* dst);  // nearest, ties to even
+  bool (*any_nan)(const float* line, int64_t n);
+  double (*sum)(const float* line, int64_t n);  // in f32 lanes, then in double
+};
+
+}  // namespace convgrad

@@ -1,0 +1,204 @@
+// Micro-kernels for f32 and f64 by vector extensions, and the rearrangements of 32-bit words; compiled once per level.
+#include "gemm_tile.h"
+
+#include "simd.h"
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace convgrad::CONVGRAD_ISA {
+namespace {
+
+// Accumulators + two vectors of B + one broadcast fill the registers: 32 on AVX-512, 16 below.
+constexpr int max_rows = CONVGRAD_VECTOR_BYTES == 64 ? 14 : 6;
+
+template <typename V, typename T, int rows, int vectors>
+void tile(const GemmCall& call) {
+  V sum[rows][vectors];
+  T* c = reinterpret_cast<T*>(call.c);
+  constexpr int lanes = sizeof(V) / sizeof(T);
+  for (int m = 0; m < rows; ++m)
+    for (int v = 0; v < vectors; ++v)
+      sum[m][v] = call.accumulate ? load<V>(c + m * call.ldc + v * lanes) : V{};
+  const int64_t lda = call.lda, ldb = call.ldb;
+  for (int64_t i = 0; i < call.batch; ++i) {
+    // One pointer per three rows: the others are reached as pointer + lda and pointer + 2*lda.
+    constexpr int pointers = (rows + 2) / 3;
+    const char* a[pointers];
+    for (int p = 0; p < pointers; ++p) a[p] = call.a + call.a_offset[i] + 3 * p * lda;
+    const char* b = call.b + call.b_offset[i];
+#pragma GCC unroll 4
+    for (int64_t k = 0; k < call.k; ++k) {
+      V bv[vectors];
+#pragma GCC unroll 2
+      for (int v = 0; v < vectors; ++v) bv[v] = load<V>(b + v * sizeof(V));
+#pragma GCC unroll 16
+      for (int m = 0; m < rows; ++m) {
+        T value;
+        memcpy(&value, a[m / 3] + (m % 3) * lda + k * int64_t(sizeof(T)), sizeof value);
+        V av = splat<V>(value);
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; ++v) sum[m][v] += av * bv[v];
+      }
+      b += ldb;
+    }
+  }
+  for (int m = 0; m < rows; ++m)
+    for (int v = 0; v < vectors; ++v) store(c + m * call.ldc + v * lanes, sum[m][v]);
+}
+
+template <typename V, typename T, int vectors>
+void run_tile(const GemmCall& call) {
+  switch (call.rows) {
+    case 1: return tile<V, T, 1, vectors>(call);
+    case 2: return tile<V, T, 2, vectors>(call);
+    case 3: return tile<V, T, 3, vectors>(call);
+    case 4: return tile<V, T, 4, vectors>(call);
+    case 5: return tile<V, T, 5, vectors>(call);
+    case 6: return tile<V, T, 6, vectors>(call);
+#if CONVGRAD_VECTOR_BYTES == 64
+    case 7: return tile<V, T, 7, vectors>(call);
+    case 8: return tile<V, T, 8, vectors>(call);
+    case 9: return tile<V, T, 9, vectors>(call);
+    case 10: return tile<V, T, 10, vectors>(call);
+    case 11: return tile<V, T, 11, vectors>(call);
+    case 12: return tile<V, T, 12, vectors>(call);
+    case 13: return tile<V, T, 13, vectors>(call);
+    default: return tile<V, T, 14, vectors>(call);
+#endif
+  }
+}
+
+#if CONVGRAD_VECTOR_BYTES == 64
+constexpr const char *name_f32 = "f32_f32_14x32_avx512", *name_f64 = "f64_f64_14x16_avx512";
+#elif CONVGRAD_VECTOR_BYTES == 32
+constexpr const char *name_f32 = "f32_f32_6x16_avx2", *name_f64 = "f64_f64_6x8_avx2";
+#else
+constexpr const char *name_f32 = "f32_f32_6x8_generic", *name_f64 = "f64_f64_6x4_generic";
+#endif
+
+constexpr double flops_cycle = CONVGRAD_VECTOR_BYTES == 16 ? 8 : 32;  // Zen 4: two 256-bit FMAs a cycle
+const Gemm gemm_f32 = {name_f32, max_rows, 2 * lanes_f, 1, 1, flops_cycle, run_tile<VecF, float, 2>,
+                       run_tile<VecF, float, 1>};
+const Gemm gemm_f64 = {name_f64, max_rows, 2 * lanes_d, 1, 1, flops_cycle / 2, run_tile<VecD, double, 2>,
+                       run_tile<VecD, double, 1>};
+
+// ---- rearrangements ----
+
+void transpose_words(const uint32_t* src, int64_t src_pitch, int64_t rows, int64_t cols, uint32_t* dst,
+                     int64_t dst_pitch) {
+  for (int64_t c = 0; c < cols; ++c)
+    for (int64_t r = 0; r < rows; ++r) dst[c * dst_pitch + r] = src[r * src_pitch + c];
+}
+
+#if CONVGRAD_VECTOR_BYTES == 64
+// 16 x 16 words; the last rows and columns of a block are masked.
+void transpose_block(const uint32_t* src, int64_t src_pitch, int rows, int cols, uint32_t* dst, int64_t dst_pitch) {
+  const __mmask16 in = __mmask16((1u << cols) - 1), out = __mmask16((1u << rows) - 1);
+  __m512i r[16], t[16];
+  for (int i = 0; i < 16; ++i)
+    r[i] = i < rows ? _mm512_maskz_loadu_epi32(in, src + i * src_pitch) : _mm512_setzero_si512();
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4)
+    for (int j = 0; j < 2; ++j) {
+      r[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + 2 + j]);
+      r[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + 2 + j]);
+    }
+  for (int i = 0; i < 16; i += 8)
+    for (int j = 0; j < 4; ++j) {
+      t[i + j] = _mm512_shuffle_i32x4(r[i + j], r[i + 4 + j], 0x88);
+      t[i + 4 + j] = _mm512_shuffle_i32x4(r[i + j], r[i + 4 + j], 0xdd);
+    }
+  for (int j = 0; j < 8; ++j) {
+    r[j] = _mm512_shuffle_i32x4(t[j], t[8 + j], 0x88);
+    r[8 + j] = _mm512_shuffle_i32x4(t[j], t[8 + j], 0xdd);
+  }
+  // Lane order after the shuffles: column c of the block is in r[c].
+  for (int c = 0; c < 16; ++c)
+    if (c < cols) _mm512_mask_storeu_epi32(dst + c * dst_pitch, out, r[c]);
+}
+
+void transpose32(const uint32_t* src, int64_t src_pitch, int64_t rows, int64_t cols, uint32_t* dst,
+                 int64_t dst_pitch) {
+  if (rows == 1 || cols == 1) return transpose_words(src, src_pitch, rows, cols, dst, dst_pitch);
+  for (int64_t r = 0; r < rows; r += 16)
+    for (int64_t c = 0; c < cols; c += 16)
+      transpose_block(src + r * src_pitch + c, src_pitch, int(rows - r < 16 ? rows - r : 16),
+                      int(cols - c < 16 ? cols - c : 16), dst + c * dst_pitch + r, dst_pitch);
+}
+#elif CONVGRAD_VECTOR_BYTES == 32
+void transpose32(const uint32_t* src, int64_t src_pitch, int64_t rows, int64_t cols, uint32_t* dst,
+                 int64_t dst_pitch) {
+  int64_t r = 0;
+  for (; r + 8 <= rows; r += 8) {
+    int64_t c = 0;
+    for (; c + 8 <= cols; c += 8) {
+      __m256 q[8], t[8];
+      for (int i = 0; i < 8; ++i) q[i] = _mm256_loadu_ps((const float*)(src + (r + i) * src_pitch + c));
+      for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_ps(q[i], q[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps(q[i], q[i + 1]);
+      }
+      for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; ++j) {
+          q[i + 2 * j] = _mm256_shuffle_ps(t[i + j], t[i + 2 + j], 0x44);
+          q[i + 2 * j + 1] = _mm256_shuffle_ps(t[i + j], t[i + 2 + j], 0xee);
+        }
+      for (int j = 0; j < 4; ++j) {
+        _mm256_storeu_ps((float*)(dst + (c + j) * dst_pitch + r), _mm256_permute2f128_ps(q[j], q[4 + j], 0x20));
+        _mm256_storeu_ps((float*)(dst + (c + 4 + j) * dst_pitch + r), _mm256_permute2f128_ps(q[j], q[4 + j], 0x31));
+      }
+    }
+    transpose_words(src + r * src_pitch + c, src_pitch, 8, cols - c, dst + c * dst_pitch + r, dst_pitch);
+  }
+  transpose_words(src + r * src_pitch, src_pitch, rows - r, cols, dst + r, dst_pitch);
+}
+#else
+constexpr auto transpose32 = transpose_words;
+#endif
+
+void interleave16(const uint16_t* even, const uint16_t* odd, int64_t n, uint16_t* dst) {
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t word = uint32_t(even[i]) | uint32_t(odd[i]) << 16;
+    memcpy(dst + 2 * i, &word, 4);
+  }
+}
+
+void round_to_bf16(const float* src, int64_t n, uint16_t* dst) {
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t u;
+    memcpy(&u, src + i, 4);
+    uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1)) >> 16;
+    dst[i] = uint16_t((u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : rounded);
+  }
+}
+
+bool any_nan(const float* line, int64_t n) {
+  int found = 0;
+  for (int64_t i = 0; i < n; ++i) found |= line[i] != line[i];
+  return found != 0;
+}
+
+double sum(const float* line, int64_t n) {
+  VecF lanes[2] = {};
+  int64_t i = 0;
+  for (; i + 2 * lanes_f <= n; i += 2 * lanes_f) {
+    lanes[0] += load<VecF>(line + i);
+    lanes[1] += load<VecF>(line + i + lanes_f);
+  }
+  double total = 0;
+  for (int lane = 0; lane < lanes_f; ++lane) total += double(lanes[0][lane]) + double(lanes[1][lane]);
+  for (; i < n; ++i) total += double(line[i]);
+  return total;
+}
+
+}  // namespace
+
+GemmKernels gemm_kernels() {
+  return {&gemm_f32, &gemm_f64, nullptr, transpose32, interleave16, round_to_bf16, any_nan, sum};
+}
+
+}  // namespace convgrad::CONVGRAD_ISA

@@ -1,0 +1,124 @@
+// Detection and choice of the instruction set level.
+#include "isa.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include "gemm_tile.h"
+#include "lines.h"
+
+namespace convgrad {
+
+float hif8_values[256];
+
+namespace {
+
+// The value of a HiFloat8 code: sign, prefix code that gives the exponent's width, exponent, fraction.
+float hif8_value(int code) {
+  const float sign = code & 0x80 ? -1.0f : 1.0f;
+  const int body = code & 0x7f;
+  if (code == 0) return 0.0f;
+  if (code == 0x80) return __builtin_nanf("");
+  if (body == 0x6f) return sign * __builtin_inff();
+  if (body < 8) return sign * __builtin_ldexpf(1.0f, body - 23);
+  // (first code, width of the exponent, width of the fraction) of each field layout
+  constexpr int layouts[][3] = {{0x60, 4, 1}, {0x40, 3, 2}, {0x20, 2, 3}, {0x10, 1, 3}, {0x08, 0, 3}};
+  for (const auto& [first, width, kept] : layouts) {
+    if (body < first) continue;
+    const int field = (body - first) >> kept, fraction = body & ((1 << kept) - 1);
+    int exponent = 0;
+    if (width > 0) {
+      const int size = (1 << (width - 1)) + (field & ((1 << (width - 1)) - 1));
+      exponent = field >> (width - 1) ? -size : size;
+    }
+    return sign * __builtin_ldexpf(1.0f + float(fraction) / float(1 << kept), exponent);
+  }
+  return 0.0f;
+}
+
+struct Levels {
+  Isa isa[5] = {};
+  GemmKernels gemm[5] = {};
+  int available = 0;  // the highest level of this machine
+
+  Levels() {
+    for (int code = 0; code < 256; ++code) hif8_values[code] = hif8_value(code);
+    static const char* const names[] = {"generic", "avx2", "avx512", "avx512_bf16", "amx"};
+    available = detect();
+    for (int level = 0; level < 5; ++level) {
+      isa[level].name = names[level];
+      isa[level].level = level;
+#if defined(__x86_64__)
+      isa_pick(level, generic::fill_lines, avx2::fill_lines, avx512::fill_lines)(isa[level]);
+      gemm[level] = isa_pick(level, generic::gemm_kernels, avx2::gemm_kernels, avx512::gemm_kernels)();
+      if (level == 3) gemm[level].bf16 = &gemm_bf16_avx512;
+      if (level == 4) gemm[level].bf16 = &gemm_bf16_amx;
+#else
+      generic::fill_lines(isa[level]);
+      gemm[level] = generic::gemm_kernels();
+#endif
+      isa[level].gemm = &gemm[level];
+    }
+  }
+
+  static int detect() {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))) return 0;
+    if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")))
+      return 1;
+    unsigned a, b, c, d;
+    if (!(__get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 5))) return 2;
+    // NOTE: never ask CPUID leaf 0x1D for AMX: some virtual machines hide it although the tiles work.
+    const bool tile_bits = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & 1u << 22) && (d & 1u << 24);
+    return tile_bits && amx_allowed() ? 4 : 3;
+#else
+    return 0;
+#endif
+  }
+};
+
+const Levels& levels() {
+  static const Levels all;
+  return all;
+}
+
+}  // namespace
+
+RoundLine Isa::rounding(Dtype operand, Compute compute) const {
+  const bool f32 = operand == Dtype::f32;
+  switch (compute) {
+    case Compute::hf32: return f32 ? round_hf32 : nullptr;
+    case Compute::hf32_even: return f32 ? round_hf32_even : nullptr;
+    case Compute::hf32_10: return f32 ? round_hf32_10 : nullptr;
+    case Compute::hf32_10_even: return f32 ? round_hf32_10_even : nullptr;
+    case Compute::bf16: return f32 || operand == Dtype::f16 ? round_bf16 : nullptr;
+    case Compute::f16: return f32 || operand == Dtype::bf16 ? round_f16 : nullptr;
+    default: return nullptr;
+  }
+}
+
+const Isa* find_isa(const char* name) {
+  for (int level = 0; level <= levels().available; ++level)
+    if (!std::strcmp(levels().isa[level].name, name)) return &levels().isa[level];
+  return nullptr;
+}
+
+const Isa& current_isa() {
+  static const Isa& chosen = []() -> const Isa& {
+    if (const char* name = std::getenv("CONVGRAD_ISA"); name && *name) {
+      if (const Isa* isa = find_isa(name)) return *isa;
+      std::fprintf(stderr, "convgrad: CONVGRAD_ISA=%s is unknown or not available here, ignored\n", name);
+    }
+    return levels().isa[levels().available];
+  }();
+  return chosen;
+}
+
+}  // namespace convgrad

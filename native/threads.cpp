@@ -1,0 +1,191 @@
+// The thread pool. A job is an array of task ids behind one atomic counter; idle workers join any open job.
+//
+// The caller works on its own job and then waits only for helpers that have joined it, so a job finishes even if no
+// worker is ever free: no deadlock beside other pools, from several calling threads, or in a child after fork.
+#include "threads.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "conv.h"
+
+namespace convgrad {
+namespace {
+
+struct Job {
+  void (*body)(void*, int64_t, int);
+  void* context;
+  int64_t tasks;
+  int helpers_wanted;
+  std::atomic<int64_t> next{0};
+  std::atomic<int> joined{0};   // helpers that ever joined: their slots are 1, 2, …
+  std::atomic<int> working{0};  // helpers inside the job now
+
+  void work(int slot) {
+    for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) body(context, task, slot);
+  }
+};
+
+void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// How long an idle worker looks for the next job before it sleeps: covers the gap between the passes of one call.
+constexpr auto idle_spin = std::chrono::microseconds(30);
+
+class Pool {
+ public:
+  void run(Job& job) {
+    if (job.helpers_wanted > 0) {
+      std::lock_guard lock(mutex_);
+      ensure_workers(job.helpers_wanted);
+      jobs_.push_back(&job);
+      announced_.fetch_add(1, std::memory_order_release);
+    }
+    if (job.helpers_wanted == 1) wake_.notify_one();
+    if (job.helpers_wanted > 1) wake_.notify_all();
+    job.work(0);
+    if (job.helpers_wanted > 0) {
+      {
+        std::lock_guard lock(mutex_);  // after this no worker can join any more
+        jobs_.erase(std::find(jobs_.begin(), jobs_.end(), &job));
+      }
+      for (int spins = 0; job.working.load(std::memory_order_acquire) != 0; ++spins) {
+        pause_cpu();
+        if (spins > 2000) std::this_thread::yield();
+      }
+    }
+  }
+
+ private:
+  void ensure_workers(int wanted) {
+    while (workers_ < std::min(wanted, max_threads - 1)) {
+      try {
+        std::thread([this] { serve(); }).detach();
+      } catch (const std::system_error&) {
+        return;  // the caller alone is enough
+      }
+      ++workers_;
+    }
+  }
+
+  // Under the lock: a job that wants another helper, joined; or null.
+  Job* join(int& slot) {
+    for (Job* job : jobs_) {
+      if (job->joined.load() >= job->helpers_wanted || job->next.load(std::memory_order_relaxed) >= job->tasks) continue;
+      slot = job->joined.fetch_add(1) + 1;
+      job->working.fetch_add(1);
+      return job;
+    }
+    return nullptr;
+  }
+
+  void serve() {
+    for (;;) {
+      int slot = 0;
+      Job* job;
+      {
+        std::unique_lock lock(mutex_);
+        while (!(job = join(slot))) {
+          const uint64_t seen = announced_.load();
+          lock.unlock();
+          const auto deadline = std::chrono::steady_clock::now() + idle_spin;
+          while (announced_.load(std::memory_order_acquire) == seen && std::chrono::steady_clock::now() < deadline)
+            pause_cpu();
+          lock.lock();
+          if (announced_.load() == seen) wake_.wait(lock);
+        }
+      }
+      job->work(slot);
+      job->working.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<Job*> jobs_;
+  std::atomic<uint64_t> announced_{0};
+  int workers_ = 0;
+};
+
+// Never destroyed (workers may outlive main) and replaced in a forked child, where only the forking thread lives on.
+std::atomic<Pool*> the_pool{nullptr};
+
+Pool& pool() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    the_pool.store(new Pool);
+    pthread_atfork(nullptr, nullptr, [] { the_pool.store(new Pool); });
+  });
+  return *the_pool.load();
+}
+
+std::atomic<int> chosen_threads{0};
+
+// CPUs allowed by the cgroup's quota ("max 100000" or "150000 100000"), 0 if unlimited or unknown.
+int cgroup_cpus() {
+  std::ifstream v2("/sys/fs/cgroup/cpu.max");
+  std::string quota;
+  double period = 0;
+  if (v2 >> quota >> period && quota != "max" && period > 0) return std::max(1, int(std::atof(quota.c_str()) / period));
+  std::ifstream v1("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), v1_period("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
+  double limit = 0;
+  if (v1 >> limit && v1_period >> period && limit > 0 && period > 0) return std::max(1, int(limit / period));
+  return 0;
+}
+
+int count_cpus() {
+  if (const char* text = std::getenv("CONVGRAD_NUM_THREADS")) {
+    char* end = nullptr;
+    const long value = std::strtol(text, &end, 10);
+    if (end != text && *end == 0 && value > 0) return int(std::min<long>(value, max_threads));
+    std::fprintf(stderr, "convgrad: CONVGRAD_NUM_THREADS=%s is not a positive number, ignored\n", text);
+  }
+  int cpus = int(std::thread::hardware_concurrency());
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) cpus = CPU_COUNT(&set);
+  if (const int quota = cgroup_cpus()) cpus = std::min(cpus, quota);
+  return std::clamp(cpus, 1, max_threads);
+}
+
+}  // namespace
+
+void parallel_for(int64_t tasks, int threads, void (*body)(void*, int64_t, int), void* context) {
+  if (tasks <= 0) return;
+  const int helpers = int(std::min<int64_t>(std::min(threads, max_threads), tasks)) - 1;
+  if (helpers <= 0) {
+    for (int64_t task = 0; task < tasks; ++task) body(context, task, 0);
+    return;
+  }
+  Job job{body, context, tasks, helpers};
+  pool().run(job);
+}
+
+int default_threads() {
+  static const int cpus = count_cpus();
+  return cpus;
+}
+
+int get_threads() {
+  const int chosen = chosen_threads.load();
+  return chosen > 0 ? chosen : default_threads();
+}
+
+void set_threads(int threads) { chosen_threads.store(std::clamp(threads, 0, max_threads)); }
+
+}  // namespace convgrad

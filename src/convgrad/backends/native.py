@@ -1,0 +1,62 @@
+"""The CPU backend: C++ kernels chosen for the instruction set of the machine (see native/README.md)."""
+
+from __future__ import annotations
+
+from .. import _native
+from ..problem import COMPUTE_MODES, DTYPES, Plan, Problem, Unsupported, axis_order
+
+NAME = "native"
+UNLIMITED = 2**62
+
+# The numbering of the enums Wrt, Dtype and Compute in native/conv.h and native/isa.h.
+WRT_BIT = {"output": 1, "input": 2, "weight": 4, "bias": 8}
+DTYPE_CODE = {name: code for code, name in enumerate(DTYPES)}
+COMPUTE_CODE = {"f64": 0, "f32": 1, "hf32": 2, "hf32_even": 3, "hf32_10": 4, "tf32": 4, "hf32_10_even": 5, "bf16": 6,
+                "f16": 7}
+assert set(COMPUTE_CODE) == set(COMPUTE_MODES)
+
+
+def plan(problem: Problem, *, max_workspace_bytes: int | None = None, num_threads: int | None = None) -> Plan:
+    if problem.device != "cpu":
+        raise Unsupported(f"runs on the cpu, not on {problem.device}")
+    if "input" in problem.results and len(problem.results) > 1:
+        raise Unsupported(f"wrt={problem.wrt!r} is computed one result after the other")
+    conv = problem.conv
+    itemsize = DTYPES[problem.dtype][1]
+    missing = 3 - conv.axes
+    low = tuple(pair[0] for pair in conv.padding)
+    spatial = [(filler,) * missing + values for filler, values in (
+        (1, conv.in_size), (1, conv.out_size), (1, conv.kernel_size), (1, conv.stride), (1, conv.dilation), (0, low))]
+    nominal = [dense_strides(conv.input_shape, axis_order(problem.layout, conv.axes), itemsize),
+               dense_strides(conv.weight_shape, axis_order(problem.weight_layout, conv.axes, weights=True), itemsize),
+               dense_strides(conv.output_shape, axis_order(problem.layout, conv.axes), itemsize)]
+    try:
+        chosen = _native.plan(
+            sum(WRT_BIT[wrt] for wrt in problem.results), conv.axes,
+            (conv.batch, conv.in_channels, conv.out_channels, conv.groups), spatial,
+            (DTYPE_CODE[problem.dtype], DTYPE_CODE[problem.out_dtype], COMPUTE_CODE[problem.compute]), nominal,
+            num_threads or 0, UNLIMITED if max_workspace_bytes is None else max_workspace_bytes)
+    except RuntimeError as error:
+        raise Unsupported(str(error)) from None
+    return Plan(problem, NAME, chosen.kernel, chosen.run, chosen.workspace_bytes,
+                (f"instruction set {_native.isa()}, {chosen.threads} threads", *chosen.notes))
+
+
+def dense_strides(shape: tuple[int, ...], order: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Byte strides, in canonical order and normalised to three spatial axes, of a dense array in some axis order."""
+    strides = [0] * len(shape)
+    step = itemsize
+    for axis in sorted(range(len(shape)), key=lambda axis: -order[axis]):
+        strides[axis] = step
+        step *= max(1, shape[axis])
+    return (*strides[:2], *(step,) * (5 - len(shape)), *strides[2:])
+
+
+def set_num_threads(threads: int) -> None:
+    """Threads that plans use when they are not told; 0 goes back to the default (the CPUs this process may use)."""
+    _native.set_num_threads(threads)
+
+
+def get_num_threads() -> int:
+    threads: int = _native.get_num_threads()
+    return threads

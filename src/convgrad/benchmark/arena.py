@@ -1,0 +1,111 @@
+"""Where contestants meet: how we and the peers are called on one kind of device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .. import api
+from ..plan import plan
+from ..problem import Plan, Problem
+from .ceilings import Ceilings, measure_ceilings
+from .judge import Expected, Verified, canonical, in_layout, random_operands
+from .layers import Layer
+from .peers import Peer
+from .provenance import describe_machine
+from .timing import REST_SECONDS, Contestant, clocked
+
+OURS = "convgrad"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One of our contestants: ready to be timed, because its result was right."""
+
+    contestant: Contestant
+    plan: Plan
+    verified: Verified
+
+
+class Arena(Protocol):
+    """A device on which problems are verified and timed."""
+
+    device: str
+    rest: float  # seconds between turns
+
+    def describe(self) -> dict[str, Any]:
+        """Machine, peer and ceilings, for the results."""
+
+    def seconds_at_ceiling(self, problem: Problem) -> float:
+        """Least time the device needs for a problem."""
+
+    def prepare(self, problem: Problem) -> None:
+        """Take a problem in channels-first order as the next one; forget the last one's operands."""
+
+    def ours(self, problem: Problem, layout: str) -> Entry:
+        """Verify our result for the prepared problem in the layouts of `problem`."""
+
+    def peers(self, layer: Layer, problem: Problem) -> tuple[list[Contestant], list[str]]:
+        """The peer's contestants for the prepared problem, and remarks for the row."""
+
+
+def public_call(problem: Problem, operands: dict[str, Any], backend: str | None,
+                threads: int | None) -> Callable[[], Any]:
+    """Return a call of the public function that answers `problem`; operands have the axis orders of its layouts.
+
+    The result is allocated by the call, as it is by the peers' calls.
+    """
+    conv = problem.conv
+    options: dict[str, Any] = {
+        "stride": conv.stride, "padding": conv.padding, "dilation": conv.dilation, "groups": conv.groups,
+        "layout": problem.layout, "weight_layout": problem.weight_layout, "compute": problem.compute,
+        "backend": backend, "num_threads": threads}
+    a, b = (operands[name] for name in problem.operands)
+    if problem.wrt == "output":
+        return lambda: api.conv(a, b, **options)
+    if problem.wrt == "input":
+        return lambda: api.input_grad(a, b, conv.in_size, **options)
+    if problem.wrt == "weight":
+        return lambda: api.weight_grad(a, b, conv.kernel_size, **options)
+    raise ValueError(f"wrt={problem.wrt!r}: only conv, input_grad and weight_grad are benchmarked")
+
+
+class CpuArena:
+    """The processor: NumPy arrays for us, the peer in a process of its own."""
+
+    device = "cpu"
+    rest = REST_SECONDS
+
+    def __init__(self, threads: int, peer: Peer | None = None, backend: str | None = None, clock: str = "wall") -> None:
+        self.threads, self.peer, self.backend, self.clock = threads, peer, backend, clock
+        self.ceilings: Ceilings = measure_ceilings(threads)
+        self.operands: dict[str, Any] = {}
+        self.expected: Expected | None = None
+
+    def describe(self) -> dict[str, Any]:
+        return {"machine": describe_machine(), "threads": self.threads, "clock": self.clock,
+                "ceilings": self.ceilings.as_dict(),
+                "peer": {"name": self.peer.name, **self.peer.describe()} if self.peer else None}
+
+    def seconds_at_ceiling(self, problem: Problem) -> float:
+        return self.ceilings.seconds(problem)
+
+    def prepare(self, problem: Problem) -> None:
+        self.problem, self.expected = problem, None
+
+    def ours(self, problem: Problem, layout: str) -> Entry:
+        chosen = plan(problem, backend=self.backend, num_threads=self.threads)
+        if self.expected is None:  # not before we know that the problem can be run
+            self.operands = random_operands(self.problem)
+            self.expected = Expected(self.problem, self.operands)
+        placed = {name: in_layout(self.operands[name], problem.weight_layout if name == "weight" else problem.layout,
+                                  name == "weight") for name in problem.operands}
+        call = public_call(problem, placed, self.backend, self.threads)
+        weights = problem.wrt == "weight"
+        result = canonical(call(), problem.weight_layout if weights else problem.layout, weights)
+        verified = self.expected.check(result)
+        return Entry(Contestant(OURS, layout, lambda repeats: clocked(call, repeats, self.clock)), chosen, verified)
+
+    def peers(self, layer: Layer, problem: Problem) -> tuple[list[Contestant], list[str]]:
+        return self.peer.contestants(problem, layer.transposed) if self.peer else ([], [])

@@ -1,0 +1,152 @@
+"""The commands `convgrad bench`, `convgrad report` and `convgrad demo`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ..machine import cores
+from ..problem import LONG_DTYPE
+from .arena import Arena, CpuArena
+from .layers import GRADIENTS, LAYOUTS, Layer, known_sets, load_layers, select
+from .peers import Peer
+from .report import markdown, print_tables, ratio_text
+from .results import document, load, save
+from .rows import Choice, Row, failed, measure
+from .timing import CLOCKS
+
+
+def add_commands(subparsers: Any) -> None:
+    """Add the commands to the `convgrad` command line; each sets `run` to its function."""
+    bench = subparsers.add_parser("bench", help="time the gradients of real layers, verified, beside a peer")
+    bench.add_argument("set", nargs="?", default="core", help=f"{', '.join(known_sets())}, or a .txt file of layers")
+    bench.add_argument("--dtype", default="f32,bf16,f16", help="number formats, comma-separated (default: %(default)s)")
+    bench.add_argument("--gradient", default=",".join(GRADIENTS), help="comma-separated (default: %(default)s)")
+    bench.add_argument("--filter", default="", help="only layers with one of these words in name, class or model")
+    bench.add_argument("--peer", choices=("torch", "none"), default="torch", help="whom to compare with")
+    bench.add_argument("--layout", choices=LAYOUTS, help="measure ours in this layout only (default: both)")
+    bench.add_argument("--threads", type=int, default=cores(), help="for both sides (default: all cores, %(default)s)")
+    bench.add_argument("--backend", help="ask this backend only")
+    bench.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda for the set gpu, else cpu")
+    bench.add_argument("--clock", choices=tuple(CLOCKS), default="wall",
+                       help="cpu: processor time, for a machine that others use too; needs --threads 1")
+    bench.add_argument("--seconds", type=float, default=0.25, help="running time per contestant (default: %(default)s)")
+    bench.add_argument("--limit-seconds", type=float, help="start no new row after this much time")
+    bench.add_argument("--json", metavar="FILE", help="write the results here")
+    bench.set_defaults(run=run_bench)
+
+    report = subparsers.add_parser("report", help="make a Markdown page from results of `bench`")
+    report.add_argument("results", nargs="+", help="JSON files; rows of later files replace those of earlier ones")
+    report.add_argument("--output", "-o", metavar="FILE", help="write here instead of to standard output")
+    report.set_defaults(run=run_report)
+
+    demo = subparsers.add_parser("demo", help="two minutes: gradients of real layers, proved and timed on this machine")
+    demo.add_argument("problem", nargs="*", help='your own layer, as "input_grad f32 n8 c64 k64 i56x56 w3x3 p1x1"')
+    demo.add_argument("--threads", type=int, default=cores(), help="default: all cores, %(default)s")
+    demo.set_defaults(run=run_demo)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command that `args` came from."""
+    code: int = args.run(args)
+    return code
+
+
+def words(text: str, known: dict[str, str], option: str) -> tuple[str, ...]:
+    chosen = [word.strip() for word in text.split(",") if word.strip()]
+    for word in chosen:
+        if word not in known:
+            raise ValueError(f"{option} {word!r} is none of {', '.join(known)}")
+    return tuple(known[word] for word in chosen)
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    console = Console(stderr=True)
+    try:
+        layers = select(load_layers(args.set), args.filter)
+        choice = Choice(words(args.dtype, LONG_DTYPE, "--dtype"),
+                        words(args.gradient, {name: name for name in GRADIENTS}, "--gradient"),
+                        (args.layout,) if args.layout else None, args.seconds, args.limit_seconds)
+        if not layers:
+            raise ValueError(f"no layer of {args.set} matches --filter {args.filter!r}")
+        if args.threads < 1:
+            raise ValueError(f"--threads must be at least 1, got {args.threads}")
+        if args.clock == "cpu" and args.threads != 1:
+            raise ValueError(f"--clock cpu needs --threads 1, got {args.threads}: idle threads use it too")
+    except (ValueError, OSError) as error:
+        console.print(f"convgrad bench: {error}", style="red", markup=False)
+        return 2
+    device = args.device or ("cuda" if args.set == "gpu" else "cpu")
+    wanted = args.peer != "none"
+    if wanted and not Peer.installed(args.peer):
+        console.print(f"{args.peer} is not installed: no comparison (pip install {args.peer})", style="yellow")
+        wanted = False
+    if device == "cuda":
+        from .cuda import CudaArena, cuda_missing
+
+        missing = cuda_missing()
+        if missing:
+            console.print(f"convgrad bench: {missing}", style="red", markup=False)
+            return 2
+        results = measured(args.set, layers, choice, CudaArena(wanted, args.backend), console)
+    else:
+        with Peer(args.peer, args.threads, args.clock) as peer:
+            arena = CpuArena(args.threads, peer if wanted else None, args.backend, args.clock)
+            results = measured(args.set, layers, choice, arena, console)
+    print_tables(results, Console(width=None if sys.stdout.isatty() else 220))
+    if args.json:
+        save(results, args.json)
+        console.print(f"results: {args.json}")
+    return 1 if any(failed(row) for row in results["rows"]) else 0
+
+
+def measured(name: str, layers: list[Layer], choice: Choice, arena: Arena, console: Console) -> dict[str, Any]:
+    """Measure with a progress bar; return the results."""
+    total = len(layers) * len(choice.dtypes) * len(choice.gradients)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+               TimeRemainingColumn())
+    description = arena.describe()
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("bench", total=total)
+
+        def done(row: Row | None) -> None:
+            text = f"{row['layer']} {row['dtype']} {row['gradient']} x{ratio_text(row)}" if row else "out of time"
+            progress.update(task, advance=1, description=f"{text:<60.60}")
+
+        rows, skipped = measure(layers, choice, arena, done)
+    return document(name, description, rows, skipped)
+
+
+def run_report(args: argparse.Namespace) -> int:
+    try:
+        page = markdown(load(args.results))
+    except (ValueError, OSError) as error:
+        Console(stderr=True).print(f"convgrad report: {error}", style="red", markup=False)
+        return 2
+    if args.output:
+        Path(args.output).write_text(page)
+    else:
+        sys.stdout.write(page)
+    return 0
+
+
+def run_demo(args: argparse.Namespace) -> int:
+    from .demo import demonstrate
+
+    return demonstrate(args.problem, args.threads, Console(width=None if sys.stdout.isatty() else 160))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the commands of this module alone: `python -m convgrad.benchmark.commands bench …`."""
+    parser = argparse.ArgumentParser(prog="convgrad")
+    add_commands(parser.add_subparsers(dest="command", required=True))
+    return run(parser.parse_args(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""`convgrad ascendc "<problem string>"`: the tiling of a problem, its blocks, its traffic and a picture of it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...numbers import storage_dtype
+from ...problem import Conv, Problem, Unsupported
+from .compare import check_against_reference
+from .conv_types import ConvFormat
+from .cpp import to_cpp_stub
+from .filter_operator import find_filter_tiling, split_filter_pieces
+from .operator import SAY_HOW_LONG, describe, find_tiling, run_tiling
+from .picture import draw
+from .pieces import split_pieces
+from .tile_search import fit_cores
+from .tiling_struct import TConv3DBackpropInputTiling
+from .trace import to_json_lines, to_text
+from .traffic import estimate, model_seconds
+from .walk import Block
+
+SHOWN_FIELDS = ("baseM", "baseK", "baseN", "stepKa", "stepKb", "al1Pbuffer", "bl1Pbuffer", "singleCoreM",
+                "singleCoreCin", "iterateOrder", "initOutputFlag", "backpropPadUp", "backpropPadDown",
+                "backpropPadLeft", "backpropPadRight", "backpropPadTail")
+
+
+def add_commands(subparsers: Any) -> None:
+    """Add the command to the `convgrad` program."""
+    parser = subparsers.add_parser(
+        "ascendc", help="show how Conv3DBackpropInput computes a problem: tiling, blocks, traffic, picture")
+    parser.add_argument("problem",
+                        help='problem string, for example "input_grad f16 n1 c17 k15 i20x60x60 w2x2x2 s2x2x2"')
+    parser.add_argument("--cores", type=int, default=1, help="number of AI cores (default 1)")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields",
+                        help="change a field of the tiling, for example --set baseM=256 (may be repeated)")
+    parser.add_argument("--depth", type=int, default=0, help="depth of dX whose blocks and picture are shown")
+    parser.add_argument("--blocks", type=int, default=16, help="how many lines of the block table to print")
+    parser.add_argument("--svg", type=Path, help="write the picture here")
+    parser.add_argument("--png", type=Path, help="write the picture here")
+    parser.add_argument("--json", type=Path, help="write one JSON line per Iterate here")
+    parser.add_argument("--cpp", action="store_true", help="print the kernel loop in C++")
+    parser.add_argument("--run", action="store_true", dest="execute",
+                        help="compute every block on small integers and compare with the plain gradient")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the command line asks for; return the exit status."""
+    problem = Problem.parse(args.problem)
+    try:
+        conv = three_axes(problem.conv)
+        if problem.wrt == "weight":
+            return show_filter(problem, conv, args.cores)
+        if problem.wrt != "input":
+            raise Unsupported(f"the Ascend C dialect computes input_grad and weight_grad, not {problem.wrt!r}")
+        if problem.conv.groups != 1:
+            raise Unsupported(f"groups={problem.conv.groups}: Conv3DBackpropInput takes one group")
+        host = describe(conv.output_shape, conv.weight_shape, storage_dtype(problem.dtype), input_size=conv.in_size,
+                        stride=conv.stride, padding=conv.padding, dilation=conv.dilation)
+        tiling = changed(find_tiling(host, args.cores), args.fields, args.cores)
+        show_input(tiling, args)
+    except (Unsupported, ValueError, TypeError) as error:
+        print(f"{problem}: {error}", file=sys.stderr)
+        return 1
+    return execute(tiling, problem, args.cores) if args.execute else 0
+
+
+def three_axes(conv: Conv) -> Conv:
+    """Return the convolution with leading axes of size 1 until it has three."""
+    missing = 3 - conv.axes
+    return Conv(conv.batch, conv.in_channels, conv.out_channels, (1,) * missing + conv.in_size,
+                (1,) * missing + conv.kernel_size, (1,) * missing + conv.stride, (1,) * missing + conv.dilation,
+                ((0, 0),) * missing + conv.padding, conv.groups)
+
+
+def changed(tiling: TConv3DBackpropInputTiling, fields: list[str], cores: int) -> TConv3DBackpropInputTiling:
+    """Apply `--set FIELD=VALUE` and check the result."""
+    changes = {}
+    for text in fields:
+        name, _, value = text.partition("=")
+        if not hasattr(tiling, name) or not value.lstrip("-").isdecimal():
+            raise ValueError(f"--set {text}: expected FIELD=NUMBER with a field of TConv3DBackpropInputTiling")
+        changes[name] = int(value)
+    if changes:
+        tiling = tiling.with_(**changes)
+        tiling.validate()
+        tiling = tiling if "singleCoreM" in changes else fit_cores(tiling, cores)
+    return tiling
+
+
+def show_input(tiling: TConv3DBackpropInputTiling, args: argparse.Namespace) -> None:
+    use, size = tiling.memory_use(), tiling.memory_size()
+    print("tiling    " + "  ".join(f"{name}={getattr(tiling, name)}" for name in SHOWN_FIELDS))
+    print("memory    " + "  ".join(f"{name} {use[name]}/{size[name]}" for name in ("L0A", "L0B", "L0C"))
+          + f"  L1 {use['L1A']}+{use['L1B']}/{size['L1']}")
+    print("\n".join(estimate(tiling, args.cores).lines()))
+    if not 0 <= args.depth < tiling.di:
+        raise ValueError(f"--depth {args.depth}: dX has the depths 0..{tiling.di - 1}")
+    pieces = [piece for piece in split_pieces(tiling, args.cores) if not piece.skipped]
+    shown = [block for piece in pieces if (piece.n, piece.d) == (0, args.depth)
+             for block in piece.walk(tiling).blocks(piece.core)]
+    print(f"\nblocks of sample 0, depth {args.depth}\n" + to_text(shown, args.blocks))
+    if args.json:
+        args.json.write_text(to_json_lines(block for piece in pieces
+                                           for block in piece.walk(tiling).blocks(piece.core)))
+    if args.svg or args.png:
+        picture = draw(tiling, args.cores, depth=args.depth)
+        if args.svg:
+            args.svg.write_text(picture.to_svg(), encoding="utf-8")
+        if args.png:
+            args.png.write_bytes(picture.to_png())
+    if args.cpp:
+        print(to_cpp_stub(tiling, args.cores))
+
+
+def execute(tiling: TConv3DBackpropInputTiling, problem: Problem, cores: int) -> int:
+    """Run every block on thin integers and compare."""
+    seconds = model_seconds(tiling, cores)
+    if seconds > SAY_HOW_LONG:
+        print(f"this run will take about {seconds:.0f} s", file=sys.stderr)
+    t, rng, dtype = tiling, np.random.default_rng(0), storage_dtype(problem.dtype)
+    dy = rng.integers(-1, 2, (t.batch, t.cout, t.dout, t.ho, t.wo)).astype(dtype)
+    w = rng.integers(-1, 2, (t.cout, t.cin, t.dk, t.hk, t.wk)).astype(dtype)
+    trace: list[Block] = []
+    dx = run_tiling(t, dy, w, cores, ConvFormat.NDC1HWC0, fidelity="block", strict=True, trace=trace)
+    difference = check_against_reference(dx, dy, w, t, trace)
+    print("every block agrees with the plain gradient" if difference is None else str(difference))
+    return 0 if difference is None else 1
+
+
+def show_filter(problem: Problem, conv: Conv, cores: int) -> int:
+    tiling = find_filter_tiling(conv.output_shape, conv.input_shape, conv.kernel_size, storage_dtype(problem.dtype),
+                                stride=conv.stride, padding=conv.padding, dilation=conv.dilation, cores=cores)
+    t = tiling.dwTiling
+    pieces = split_filter_pieces(t, cores)
+    print("tiling    " + "  ".join(f"{name}={getattr(t, name)}" for name in (
+        "baseM", "baseK", "baseN", "stepKa", "stepKb", "singleCoreCout", "singleCoreCin", "singleCoreHo",
+        "iterateOrder", "bl1Bound")))
+    print("memory    " + "  ".join(f"{name} {value}" for name, value in t.memory_use().items()))
+    print(f"pieces    {len(pieces)} on {cores} core(s), each added into dW")
+    return 0

@@ -1,0 +1,155 @@
+"""From attributes and shapes to the one convolution that they describe, or the error that says why there is none.
+
+The six operators are three questions about two tensors and a weight: `small` is the tensor on the output side of a
+convolution (dst of Convolution, src of ConvTranspose), `large` the one on its input side. Shapes are canonical here
+(N C spatial, O I spatial); the operator translates from data_format and weights_format.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...problem import Conv
+from .errors import InvalidArguments, InvalidShape
+from .padding import Axis, Pads, engine_pads, large_extent, small_extent
+
+if TYPE_CHECKING:
+    from .operator import Operator
+
+Shape = tuple[int, ...]
+
+
+class Geometry(NamedTuple):
+    """A convolution, its pads as oneDNN counts them, and the canonical shapes of the three tensors."""
+
+    conv: Conv
+    pads_begin: Shape
+    pads_end: Shape
+    shapes: dict[str, Shape]
+
+
+def canonical_axes(layout: str, axes: int) -> tuple[int, ...]:
+    """For each canonical axis its position in NXC, NCX, XIO or OIX with `axes` spatial axes."""
+    spatial_at = layout.index("X")
+    positions = []
+    for letter in ("NC" if "N" in layout else "OI"):
+        index = layout.index(letter)
+        positions.append(index if index < spatial_at else index + axes - 1)
+    return (*positions, *range(spatial_at, spatial_at + axes))
+
+
+def to_canonical(shape: Shape, layout: str) -> Shape:
+    return tuple(shape[position] for position in canonical_axes(layout, len(shape) - 2))
+
+
+def from_canonical(shape: Shape, layout: str) -> Shape:
+    result = [0] * len(shape)
+    for extent, position in zip(shape, canonical_axes(layout, len(shape) - 2)):
+        result[position] = extent
+    return tuple(result)
+
+
+def check_rank(name: str, shape: Shape, strides: Shape) -> None:
+    if len(shape) == len(strides) + 2:
+        return
+    if len(shape) not in (3, 4, 5):
+        raise InvalidArguments(f"{name} has shape {shape} of rank {len(shape)}: ranks 3, 4 and 5 are supported")
+    raise InvalidShape(f"{name} has shape {shape} with {len(shape) - 2} spatial axes but strides={strides} has "
+                       f"{len(strides)} values")
+
+
+def check_weights(name: str, weights: Shape, groups: int) -> None:
+    if 0 in weights:
+        raise InvalidArguments(f"{name} has no elements: its canonical shape (O, I/groups, spatial) is {weights}")
+    if weights[0] % groups:
+        raise InvalidArguments(f"groups={groups} does not divide the {weights[0]} channels of {name} that are split "
+                               f"into groups (canonical shape {weights})")
+
+
+def check_channels(names: dict[str, str], shapes: dict[str, Shape], groups: int) -> None:
+    """Hold the channels of the tensors against the weights, and their batches against each other."""
+    weights = shapes["weights"]
+    for role, expected, rule in (("small", weights[0], f"{weights[0]}"),
+                                 ("large", weights[1] * groups, f"groups * {weights[1]} = {weights[1] * groups}")):
+        if role in shapes and shapes[role][1] != expected:
+            raise InvalidArguments(f"{names[role]} has {shapes[role][1]} channels but {names['weights']} of canonical "
+                                   f"shape {weights} with groups={groups} asks for {rule}")
+    if "small" in shapes and "large" in shapes and shapes["small"][0] != shapes["large"][0]:
+        raise InvalidArguments(f"{names['small']} has batch {shapes['small'][0]} but {names['large']} has batch "
+                               f"{shapes['large'][0]}")
+
+
+def solve_sizes(operator: Operator, shapes: dict[str, Shape], axes: list[Axis]) -> tuple[list[Pads], dict[str, Shape]]:
+    """Return the pads per axis and both spatial sizes, inferring the one that is not in `shapes`."""
+    names = operator.names
+    sizes = {role: shapes[role][2:] if role in shapes else () for role in ("small", "large")}
+    pads: list[Pads] = []
+    found: dict[str, list[int]] = {"small": [], "large": []}
+    for index, axis in enumerate(axes):
+        large = sizes["large"][index] if sizes["large"] else None
+        small = sizes["small"][index] if sizes["small"] else None
+        begin, end = pair = operator.axis_pads(index, axis, large, small)
+        if large is None:
+            assert small is not None
+            large = inferred_large(names, index, axis, small, pair)
+        law = small_extent(axis, large, pair)
+        if small is None:
+            small = law
+            if small < 0:
+                raise InvalidShape(f"{names['large']} is too small on spatial axis {index}: extent {large} + pads "
+                                   f"{begin} + {end} against a kernel that spans {axis.span}")
+        elif small != law:
+            raise InvalidArguments(
+                f"spatial axis {index}: {names['small']} has extent {small}, but {names['large']} of extent {large} "
+                f"gives trunc(({large} - {axis.span} + {begin} + {end}) / {axis.stride}) + 1 = {law} "
+                f"(kernel={axis.kernel}, dilation={axis.dilation}, stride={axis.stride}, pads=({begin}, {end}))")
+        check_output_padding(names, index, axis, large, small, pair)
+        pads.append(pair)
+        found["small"].append(small)
+        found["large"].append(large)
+    return pads, {role: tuple(extents) for role, extents in found.items()}
+
+
+def inferred_large(names: dict[str, str], index: int, axis: Axis, small: int, pads: Pads) -> int:
+    large = large_extent(axis, small, pads)
+    if large < 0:
+        raise InvalidShape(f"{names['large']} would have extent {large} on spatial axis {index}: {axis.stride} * "
+                           f"({small} - 1) + {axis.span} - {pads[0]} - {pads[1]} + {axis.output_padding}")
+    if axis.output_padding >= axis.stride:
+        raise InvalidArguments(f"output_padding[{index}]={axis.output_padding} is not below strides[{index}]="
+                               f"{axis.stride}: {names['large']} of extent {large} would belong to another extent of "
+                               f"{names['small']} than {small}")
+    return large
+
+
+def check_output_padding(names: dict[str, str], index: int, axis: Axis, large: int, small: int, pads: Pads) -> None:
+    """A non-zero output_padding must be the rest that the extents leave; zero, the default, claims nothing."""
+    rest = large - (axis.stride * (small - 1) + axis.span - pads[0] - pads[1])
+    if axis.output_padding and axis.output_padding != rest:
+        raise InvalidArguments(
+            f"output_padding[{index}]={axis.output_padding} contradicts the shapes: {names['large']} of extent {large} "
+            f"is {axis.stride} * ({small} - 1) + {axis.span} - {pads[0]} - {pads[1]} + {rest}, so it would be {rest} "
+            f"(stride={axis.stride}, kernel={axis.kernel}, dilation={axis.dilation}); oneDNN would ignore it")
+
+
+def solve(operator: Operator, shapes: dict[str, Shape]) -> Geometry:
+    """Return the geometry of `operator` for canonical shapes; `shapes` lacks at most the result.
+
+    `operator` gives groups, strides, dilations, output_padding, the names of its tensors and `axis_pads`.
+    """
+    weights = shapes["weights"]
+    check_weights(operator.names["weights"], weights, operator.groups)
+    check_channels(operator.names, shapes, operator.groups)
+    extra = getattr(operator, "output_padding", (0,) * len(operator.strides))
+    axes = [Axis(*values) for values in zip(weights[2:], operator.strides, operator.dilations, extra)]
+    pads, sizes = solve_sizes(operator, shapes, axes)
+    batch = (shapes["small"] if "small" in shapes else shapes["large"])[0]
+    padding = tuple(map(engine_pads, axes, sizes["large"], sizes["small"], pads))
+    try:
+        conv = Conv(batch, weights[1] * operator.groups, weights[0], sizes["large"], weights[2:], operator.strides,
+                    operator.dilations, padding, operator.groups)
+    except ValueError as error:  # an extent beyond the engine's 64-bit limits
+        raise InvalidArguments(str(error)) from None
+    shapes = {"small": (batch, weights[0], *sizes["small"]),
+              "large": (batch, weights[1] * operator.groups, *sizes["large"]), "weights": weights}
+    return Geometry(conv, tuple(pair[0] for pair in pads), tuple(pair[1] for pair in pads), shapes)

@@ -1,0 +1,65 @@
+"""What this machine offers: processor, instruction sets, graphics cards, and which backends run on it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+from .plan import BACKENDS, ORDER, load
+from .problem import Conv, Problem, Unsupported
+
+# The instruction sets that decide how fast a convolution can be, by their names in /proc/cpuinfo.
+INSTRUCTION_SETS = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16",
+                    "avx512_fp16", "amx_tile", "amx_bf16", "asimd", "sve")
+
+
+def processor() -> tuple[str, tuple[str, ...]]:
+    """Name of the processor and those of its instruction sets that matter here."""
+    fields: dict[str, str] = {}
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            fields.setdefault(key.strip(), value.strip())
+    except OSError:
+        pass
+    flags = set((fields.get("flags") or fields.get("Features") or "").split())
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    return name, tuple(flag for flag in INSTRUCTION_SETS if flag in flags)
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def graphics_cards() -> tuple[str, ...]:
+    """NVIDIA cards by name and memory; empty where there is no driver."""
+    if shutil.which("nvidia-smi") is None:
+        return ()
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
+
+
+def device_of(backend: str) -> str:
+    """Where the arrays of a backend lie."""
+    return next((device for device, names in ORDER.items() if backend in names), "cpu")
+
+
+def backend_states() -> dict[str, str | None]:
+    """For every backend None when it runs here, or the reason why not."""
+    states: dict[str, str | None] = {}
+    for name in BACKENDS:
+        tiny = Problem(Conv(1, 1, 1, (3,), (2,)), "input", device=device_of(name))
+        try:
+            load(name).plan(tiny)
+            states[name] = None
+        except (Unsupported, ImportError) as error:
+            states[name] = str(error)
+    return states
