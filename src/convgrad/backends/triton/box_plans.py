@@ -15,9 +15,7 @@ from .boxes import box_gather_kernel, box_weight_kernel
 from .geometry import Geometry, needs_wide, strides_of
 from .launch import Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import rounding
-from .tiles import MULTIPROCESSORS, cheapest_width, choose_splits, stages_for
-
-Box = tuple[int, int, int, int]
+from .tiles import MULTIPROCESSORS, Box, best_box, cheapest_width, choose_splits, stages_for
 
 
 @dataclass(frozen=True)
@@ -31,6 +29,7 @@ class BoxTile:
     warps: int
     stages: int
     splits: int = 1
+    per_sm: int = 1  # persistent programs per multiprocessor; 0: one program per tile
 
     def __str__(self) -> str:
         return (f"box {'x'.join(map(str, self.box))} = {math.prod(self.box)} positions x {self.BN} x {self.CB}, "
@@ -54,25 +53,6 @@ def tensors_fit(*tensors: Any) -> bool:
     return True
 
 
-def best_box(extents: tuple[int, int, int, int], volume: int) -> Box:
-    """The box of `volume` positions (powers of two) that covers the extents with the fewest positions to spare."""
-    best: tuple[float, Box] | None = None
-    sizes = [1 << e for e in range(volume.bit_length())]
-    for b2, b1, b0 in product(sizes, sizes, sizes):
-        if volume % (b0 * b1 * b2):
-            continue
-        box = (volume // (b0 * b1 * b2), b0, b1, b2)
-        if max(box) > 256:
-            continue
-        covered = math.prod(-(-extent // size) * size for extent, size in zip(extents, box))
-        halo = sum(1.0 / size for size, extent in zip(box[1:], extents[1:]) if extent > 1)
-        cost = covered * (1 + 0.01 * halo)
-        if best is None or cost < best[0]:
-            best = (cost, box)
-    assert best is not None
-    return best[1]
-
-
 def descriptor(tensor: Any, block: tuple[int, ...]) -> TensorDescriptor:
     """Descriptor of an activation (canonical view) as (n, three axes, channel)."""
     n, _, *spatial = strides_of(tensor)
@@ -92,6 +72,20 @@ def weight_descriptor(weight: Any, block: tuple[int, ...]) -> TensorDescriptor:
                             list(block))
 
 
+def patch_descriptor(weight: Any, block: tuple[int, ...]) -> TensorDescriptor:
+    """Descriptor of a weight as (output channel, 1, all taps and input channels)."""
+    row = math.prod(weight.shape[1:])
+    return TensorDescriptor(weight, [weight.shape[0], 1, row], [row, row, 1], list(block))
+
+
+def weight_fits_box(weight: Any, patch: bool) -> bool:
+    """Whether the copy engine can read a weight: channels last and aligned, or (patch) everything after O in one row."""
+    if patch:
+        order = weight.permute(0, *range(2, weight.dim()), 1)
+        return bool(order.is_contiguous() and weight.data_ptr() % 16 == 0)
+    return tensors_fit(weight) and taps_even(weight)
+
+
 def taps_even(weight: Any) -> bool:
     """Whether the taps of a weight follow each other at one stride, the last axis fastest."""
     expected = None
@@ -109,25 +103,36 @@ def step_channels(depth: int) -> int:
     return min((64, 32, 16), key=lambda width: (-(-depth // width) * width, -width))
 
 
-def choose_box_gather(geo: Geometry, is_input: bool) -> BoxTile:
+def choose_box_gather(geo: Geometry, is_input: bool, patch: bool) -> BoxTile:
     red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
+    col = col * geo.taps if patch else col
     positions = geo.phase_positions if is_input else geo.y
     extents = (geo.batch, *positions)
     bn = min(256, cheapest_width(col))
     rows = 128
-    tiles = -(-geo.batch * math.prod(positions) // rows) * (geo.phases if is_input else 1) * geo.groups
+    tiles = -(-geo.batch * math.prod(positions) // rows) * (geo.phases if is_input and not patch else 1) * geo.groups
     while bn > 64 and tiles * -(-col // bn) < MULTIPROCESSORS:
         bn //= 2
     if tiles * -(-col // bn) < MULTIPROCESSORS:
         rows = 64
     cb = step_channels(red)
     warps = 8 if rows * bn >= 128 * 128 else 4
-    return BoxTile(best_box(extents, rows), bn, cb, warps, stages_for((rows + bn) * cb * 2))
+    return BoxTile(best_box(extents, rows), bn, cb, warps, stages_for((rows + bn) * cb * 2),
+                   per_sm=2 if rows * bn <= 128 * 128 else 1)
+
+
+def is_patch(problem: Problem, geo: Geometry) -> bool:
+    """Whether windows lie side by side (kernel = stride) and all taps of few channels fill a row of 16-byte units."""
+    return (problem.wrt == "input" and geo.groups == 1 and geo.kernel == geo.stride and set(geo.dilation) == {1}
+            and not any(geo.pad) and geo.taps > 1 and geo.group_in < 64 and geo.group_in * geo.taps % 8 == 0
+            and geo.group_out % 8 == 0 and geo.group_out >= 16)
 
 
 def gather_fits(problem: Problem, geo: Geometry) -> bool:
     is_input = problem.wrt == "input"
     red = geo.group_out if is_input else geo.group_in
+    if is_patch(problem, geo):
+        return problem.dtype in ("bfloat16", "float16") and rounding(problem) == "" and problem.layout.endswith("C")
     if not channels_fit(problem, geo) or (not is_input and max(geo.stride) > 1) or red < 16:
         return False
     return geo.groups == 1 or (red % step_channels(red) == 0 and min(geo.group_in, geo.group_out) >= 32)
@@ -138,12 +143,15 @@ def box_gather(problem: Problem, geo: Geometry, tile: BoxTile) -> Step:
     positions = geo.phase_positions if is_input else geo.y
     red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
     boxes = tuple(-(-extent // size) for extent, size in zip((geo.batch, *positions), tile.box))
-    tiles = math.prod(boxes) * -(-col // tile.BN) * geo.groups * (geo.phases if is_input else 1)
-    programs = min(tiles, MULTIPROCESSORS * (2 if math.prod(tile.box) * tile.BN <= 128 * 128 else 1))
+    patch = is_patch(problem, geo)
+    columns = col * geo.taps if patch else col
+    tiles = math.prod(boxes) * -(-columns // tile.BN) * geo.groups * (geo.phases if is_input and not patch else 1)
+    programs = min(tiles, MULTIPROCESSORS * tile.per_sm) if tile.per_sm else tiles
     weight_block = (tile.CB, 1, tile.BN) if is_input else (tile.BN, 1, tile.CB)
 
     def leading(source: Any, weight: Any, result: Any) -> tuple[Any, ...]:
-        return (descriptor(source, (*tile.box, tile.CB)), weight_descriptor(weight, weight_block), source, weight, result)
+        taps = patch_descriptor(weight, weight_block) if patch else weight_descriptor(weight, weight_block)
+        return (descriptor(source, (*tile.box, tile.CB)), taps, source, weight, result)
 
     def launch(source: Any, weight: Any, result: Any) -> Launch:
         from_extents, to_extents = (geo.y, geo.x) if is_input else (geo.x, geo.y)
@@ -151,7 +159,7 @@ def box_gather(problem: Problem, geo: Geometry, tile: BoxTile) -> Step:
         ralign, (rn, *r) = aligned_strides((rn, *r))
         pn, b0, b1, b2 = tile.box
         constants = {"RALIGN": ralign, **geo.constants(), **geo.phase_constants("GV"), "RED": red, "COL": col,
-                     "INPUT": is_input, "WIDE": needs_wide(source, weight, result), "PN": pn, "B0": b0, "B1": b1,
+                     "INPUT": is_input, "PATCH": patch, "WIDE": needs_wide(source, weight, result), "PN": pn, "B0": b0, "B1": b1,
                      "B2": b2, "BN": tile.BN, "CB": tile.CB, "PROGRAMS": programs}
         scalars = (geo.batch, *from_extents, *to_extents, *boxes, tiles, *strides_of(source), *strides_of(weight), rn, rc,
                    *r)

@@ -9,15 +9,8 @@ positions.
 import triton
 import triton.language as tl
 
-from .elements import has_nan, wide
+from .elements import has_nan, in_box, wide
 from .gather import FEW, exact_rows, phase_of_axis, result_rows
-
-
-@triton.jit
-def in_box(start_n, start_0, start_1, start_2, index, B0: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr):
-    """Position (n, j0, j1, j2) of a flat index within a box."""
-    return (start_n + index // (B0 * B1 * B2), start_0 + (index // (B1 * B2)) % B0, start_1 + (index // B2) % B1,
-            start_2 + index % B2)
 
 
 @triton.jit
@@ -32,15 +25,19 @@ def box_gather_kernel(
         P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
         G0: tl.constexpr, G1: tl.constexpr, G2: tl.constexpr,
         V0: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr,
-        RED: tl.constexpr, COL: tl.constexpr, INPUT: tl.constexpr, WIDE: tl.constexpr,
+        RED: tl.constexpr, COL: tl.constexpr, INPUT: tl.constexpr, PATCH: tl.constexpr, WIDE: tl.constexpr,
         PN: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr, BN: tl.constexpr, CB: tl.constexpr,
         PROGRAMS: tl.constexpr):
-    """The output (stride 1) or the input gradient (any stride, by phases); persistent over its tiles."""
+    """The output (stride 1) or the input gradient (any stride, by phases); persistent over its tiles.
+
+    PATCH: windows that do not overlap; columns are all (tap, channel) pairs, and every position is read once.
+    """
     r_n, r_c, r_0, r_1, r_2 = rn * RALIGN, rc, r0 * RALIGN, r1 * RALIGN, r2 * RALIGN
     BM: tl.constexpr = PN * B0 * B1 * B2
-    COLUMN_TILES: tl.constexpr = (COL + BN - 1) // BN
+    COLUMNS: tl.constexpr = COL * K0 * K1 * K2 if PATCH else COL
+    COLUMN_TILES: tl.constexpr = (COLUMNS + BN - 1) // BN
     SUM_TILES: tl.constexpr = (RED + CB - 1) // CB
-    PHASES: tl.constexpr = T0 * T1 * T2 if INPUT else 1
+    PHASES: tl.constexpr = T0 * T1 * T2 if INPUT and not PATCH else 1
     for tile in range(tl.program_id(0), tiles, PROGRAMS):
         # which tile: column tiles next to each other, so that they find the same source in the cache
         column_tile = tile % COLUMN_TILES
@@ -55,7 +52,13 @@ def box_gather_kernel(
         rest = rest // boxes_n
         phase = rest % PHASES
         group = rest // PHASES
-        if INPUT:
+        if PATCH:
+            ph0, ph1, ph2, first0, first1, first2, shift0, shift1, shift2 = 0, 0, 0, 0, 0, 0, 0, 0, 0
+            slots0, slots1, slots2 = 1, 1, 1
+            MOVE0: tl.constexpr = 1
+            MOVE1: tl.constexpr = 1
+            MOVE2: tl.constexpr = 1
+        elif INPUT:
             ph2 = phase % T2
             ph1 = (phase // T2) % T1
             ph0 = phase // (T2 * T1)
@@ -91,13 +94,21 @@ def box_gather_kernel(
                 b = weight_box.load([group * COL + column_tile * BN, slot, c])
                 acc = tl.dot(a, tl.trans(tl.reshape(b, [BN, CB])), acc)
 
-        channel = column_tile * BN + tl.arange(0, BN)
-        column_there = channel < COL
-        result_column = wide(group * COL + channel, WIDE) * r_c
+        column = column_tile * BN + tl.arange(0, BN)
+        column_there = column < COLUMNS
+        if PATCH:
+            channel = column % COL
+            ph0 = column // (COL * K2 * K1)
+            ph1 = (column // (COL * K2)) % K1
+            ph2 = (column // COL) % K2
+            result_column = wide(channel, WIDE) * r_c + ph0 * r_0 + ph1 * r_1 + ph2 * r_2
+        else:
+            channel = column
+            result_column = wide(group * COL + channel, WIDE) * r_c
         if has_nan(acc) == 0:
             n, j0, j1, j2 = in_box(start_n, start_0, start_1, start_2, tl.arange(0, BM), B0, B1, B2)
             where, there = result_rows(n, j0, j1, j2, ph0, ph1, ph2, N, R0, R1, R2, r_n, r_0, r_1, r_2, T0, T1, T2, INPUT,
-                                       False, WIDE)
+                                       PATCH, WIDE)
             tl.store(result + where + result_column[None, :], acc.to(result.dtype.element_ty),
                      mask=there & column_there[None, :])
         else:  # a zero of the padding may have met Inf: see gather.py
@@ -112,7 +123,7 @@ def box_gather_kernel(
                            few_0, few_1, few_2, channel * 0, column_there, ph0, ph1, ph2, first0, first1, first2, slots0,
                            slots1, slots2, shift0, shift1, shift2, N, S0, S1, S2, R0, R1, R2, s_n, s_c, s_0, s_1, s_2,
                            w_o if INPUT else w_i, w_0, w_1, w_2, r_n, r_0, r_1, r_2, K0, K1, K2, T0, T1, T2, D0, D1,
-                           D2, P0, P1, P2, G0, G1, G2, 0, 0, 0, MOVE0, MOVE1, MOVE2, RED, INPUT, False, WIDE, "",
+                           D2, P0, P1, P2, G0, G1, G2, 0, 0, 0, MOVE0, MOVE1, MOVE2, RED, INPUT, PATCH, WIDE, "",
                            tl.float32, FEW, BN)
 
 
@@ -171,7 +182,7 @@ def box_weight_kernel(
     if has_nan(acc):  # a zero of the padding may have met Inf: sum again with both operands masked
         acc = acc * 0
         acc = tl.where(acc == acc, acc, 0)
-        for box in range(begin, end):
+        for box in tl.range(begin, end, num_stages=1):
             q2 = (box % boxes_2) * B2
             rest = box // boxes_2
             q1 = (rest % boxes_1) * B1

@@ -62,13 +62,25 @@ def as_sum(value, table, ROUND: tl.constexpr, ACC: tl.constexpr):
 
 
 @triton.jit
-def load_taps(weight, w_step, mask, table, SLOTS: tl.constexpr, ROUND: tl.constexpr, ACC: tl.constexpr):
-    """The weights of the slots of one line, each a row of channels."""
-    taps = ()
+def tap_major_kernel(weight, taps, table, C, w_c, w_0, w_1, w_2, A1, A2, ROUND: tl.constexpr, BC: tl.constexpr):
+    """Copy a depthwise weight to (tap, channel) order, rounded as an operand, in the type of the sums.
+
+    A channel's taps lie together in memory; read as they are, every channel of a vector would be a load of its own.
+    """
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    tap = tl.program_id(1)
+    value = tl.load(weight + c * w_c + (tap // (A1 * A2)) * w_0 + ((tap // A2) % A1) * w_1 + (tap % A2) * w_2, mask=c < C,
+                    other=0.0)
+    tl.store(taps + tap * C + c, as_operand(value, table, ROUND).to(taps.dtype.element_ty), mask=c < C)
+
+
+@triton.jit
+def load_taps(taps, C, mask, FIRST: tl.constexpr, STEP: tl.constexpr, SLOTS: tl.constexpr):
+    """The weights of the slots of one line, each a row of channels, from (tap, channel) order."""
+    values = ()
     for m in tl.static_range(SLOTS):
-        tap = tl.load(weight + m * w_step, mask=mask, other=0.0)
-        taps = taps + (as_sum(tap, table, ROUND, ACC)[None, :],)
-    return taps
+        values = values + (tl.load(taps + (FIRST + m * STEP) * C, mask=mask, other=0.0)[None, :],)
+    return values
 
 
 # NOTE: a line of taps is one function, the same for all lines, so that the compiler's front end reads it once: unrolling
@@ -109,9 +121,9 @@ def weight_line(sums, line, grads, valid, a2, X2, x_2, table, UW: tl.constexpr, 
 
 @triton.jit
 def depthwise_gather_kernel(
-        source, weight, result, table,
+        source, taps, result, table,
         N, S0, S1, S2, R0, R1, R2, J0, J1, JB, C, row_tiles,
-        sn, sc, s0, s1, s2, w_c, w_0, w_1, w_2, rn, rc, r0, r1, r2,
+        sn, sc, s0, s1, s2, rn, rc, r0, r1, r2,
         SALIGN: tl.constexpr, RALIGN: tl.constexpr,
         K0: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr,
         T0: tl.constexpr, T1: tl.constexpr, T2: tl.constexpr,
@@ -149,7 +161,6 @@ def depthwise_gather_kernel(
     a1 = (j1 if INPUT else j1 * T1) + shift1
     a2 = jb * (UW * STEP2)
     base = (wide(n, WIDE) * s_n)[:, None] + (wide(c, WIDE) * sc)[None, :]
-    weight_base = weight + c * w_c
     i0 = j0 * T0 + ph0 if INPUT else j0
     i1 = j1 * T1 + ph1 if INPUT else j1
     there = (n < N) & (i0 < R0) & (i1 < R1)
@@ -166,19 +177,19 @@ def depthwise_gather_kernel(
         line = source + base + (wide(o0, WIDE) * s_0 + wide(o1, WIDE) * s_1)[:, None]
         tap0 = first0 + m0 * (T0 // G0) if INPUT else m0
         tap1 = first1 + m1 * (T1 // G1) if INPUT else m1
-        line_weight = weight_base + tap0 * w_0 + tap1 * w_1
+        line_taps = taps + (tap0 * K1 + tap1) * K2 * C + c
         if INPUT:
             for ph2 in tl.static_range(T2):
                 if slot_count(ph2, T2, D2, P2, K2) > 0:
-                    taps = load_taps(line_weight + first_tap(ph2, T2, D2, P2, K2) * w_2, tap_step(T2, D2) * w_2, c < C,
-                                     table, slot_count(ph2, T2, D2, P2, K2), ROUND, ACC)
+                    by = load_taps(line_taps, C, c < C, first_tap(ph2, T2, D2, P2, K2), tap_step(T2, D2),
+                                   slot_count(ph2, T2, D2, P2, K2))
                     acc = acc[:ph2 * UW] + gather_line(
-                        acc[ph2 * UW:ph2 * UW + UW], line, taps, valid, a2, S2, s_2, table,
+                        acc[ph2 * UW:ph2 * UW + UW], line, by, valid, a2, S2, s_2, table,
                         source_shift(ph2, T2, D2, P2, K2), UW, 1, MOVE2, slot_count(ph2, T2, D2, P2, K2), WIDE, ROUND,
                         ACC) + acc[ph2 * UW + UW:]
         else:
-            taps = load_taps(line_weight, w_2, c < C, table, K2, ROUND, ACC)
-            acc = gather_line(acc, line, taps, valid, a2, S2, s_2, table, -P2, UW, T2, MOVE2, K2, WIDE, ROUND, ACC)
+            by = load_taps(line_taps, C, c < C, 0, 1, K2)
+            acc = gather_line(acc, line, by, valid, a2, S2, s_2, table, -P2, UW, T2, MOVE2, K2, WIDE, ROUND, ACC)
 
     # A zero that stands for padding times an infinite weight gives NaN: then sum again, masking every product.
     suspect = acc[0] * 0
@@ -210,9 +221,8 @@ def depthwise_gather_kernel(
                 t0 = first0 + x0 * (T0 // G0) if INPUT else x0
                 t1 = first1 + x1 * (T1 // G1) if INPUT else x1
                 t2 = first2 + x2 * (T2 // G2) if INPUT else x2
-                by = as_sum(tl.load(weight_base + t0 * w_0 + t1 * w_1 + t2 * w_2, mask=c < C, other=0.0), table, ROUND,
-                            ACC)
-                again += tl.where(ok, one * by[None, :], 0)
+                factor = tl.load(taps + ((t0 * K1 + t1) * K2 + t2) * C + c, mask=c < C, other=0.0)
+                again += tl.where(ok, one * factor[None, :], 0)
             i2_ = (jb * UW + e % UW) * LAST_PHASES + e // UW
             tl.store(result_base + (wide(i2_, WIDE) * r_2)[:, None], again.to(result.dtype.element_ty),
                      mask=(there & (i2_ < R2))[:, None] & c_there)

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...problem import DTYPES, Plan, Problem
-from .depthwise import depthwise_gather_kernel, depthwise_weight_kernel
+from .depthwise import depthwise_gather_kernel, depthwise_weight_kernel, tap_major_kernel
 from .fused import fused_kernel
 from .geometry import Geometry, needs_wide, strides_of
 from .launch import Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import STORED_8BIT, arithmetic, on_tensors, scratch, table_for
 from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR
+from .tuning import Choice, fields_of
 from .weight import reduce_kernel
 
-ELEMENTS_PER_THREAD = 2  # of a tile: one 32-bit load of two 16-bit channels
 THREADS = 128
-FUSED_TAPS = 49  # most taps whose sums a thread can hold beside the input gradient
-LINE_TAPS = 49
+FUSED_TAPS = 9  # most taps whose sums a thread can hold beside the input gradient
+SUMS_PER_THREAD = 100  # of the weight gradient
 
 
 @dataclass(frozen=True)
@@ -54,48 +54,72 @@ def neighbours(extent: int, step: int, move: int, slots: int, most: int) -> int:
     return max(1, best)
 
 
-def tile_for(geo: Geometry, positions: int, step: int, contiguous: bool, most: int) -> DepthwiseTile:
+def tile_for(geo: Geometry, positions: int, step: int, contiguous: bool, most: int, elements: int) -> DepthwiseTile:
+    """A tile in which every thread has `elements` channels of one row (fewer where channels are not neighbours)."""
     channels = geo.groups
     bc = channel_width(channels, contiguous)
     uw = neighbours(positions, step, geo.dilation[2] // geo.common[2], geo.kernel[2], most)
-    return DepthwiseTile(uw, max(1, THREADS * ELEMENTS_PER_THREAD // bc), bc)
+    return DepthwiseTile(uw, max(1, THREADS * (elements if contiguous else 2) // bc), bc)
 
 
 def channels_last(problem: Problem) -> bool:
     return problem.layout.endswith("C")
 
 
-def gather_plan(problem: Problem, geo: Geometry) -> Plan:
+def tap_major(problem: Problem, geo: Geometry) -> Step:
+    """The step that lays the weight out by taps."""
+    numbers = arithmetic(problem)
+
+    def launch(weight: Any, taps: Any, table: Any) -> Launch:
+        wc, _, *w = strides_of(weight)
+        return Launch((-(-geo.groups // 128), geo.taps), (geo.groups, wc, *w, *geo.kernel[1:]),
+                      {"ROUND": numbers["ROUND"], "BC": 128}, 4, 1)
+
+    return Step(tap_major_kernel, launch)
+
+
+def sum_bytes(problem: Problem) -> int:
+    return 8 if problem.dtype == "float64" else 4
+
+
+def gather_plan(problem: Problem, geo: Geometry, choice: Choice | None) -> Plan:
     """The output or the input gradient alone."""
     is_input = problem.wrt == "input"
     positions = geo.phase_positions if is_input else geo.y
     tile = tile_for(geo, positions[2], 1 if is_input else geo.stride[2], channels_last(problem),
-                    8 if geo.kernel[2] <= 8 or geo.taps > 49 else 4)
+                    8 if geo.kernel[2] > 8 else 4, 8 if geo.kernel[2] <= 8 else 4)
+    if choice is not None:
+        tile = DepthwiseTile(**fields_of(choice))
     blocks = (positions[0], positions[1], -(-positions[2] // tile.UW))
     row_tiles = -(-geo.batch * math.prod(blocks) // tile.BR)
     programs = row_tiles * -(-geo.groups // tile.BC) * (geo.stride[0] * geo.stride[1] if is_input else 1)
     numbers = arithmetic(problem)
 
-    def launch(source: Any, weight: Any, result: Any, table: Any) -> Launch:
+    def launch(source: Any, taps: Any, result: Any, table: Any) -> Launch:
         sn, sc, *s = strides_of(source)
         rn, rc, *r = strides_of(result)
-        wc, _, *w = strides_of(weight)
         salign, (sn, *s) = aligned_strides((sn, *s))
         ralign, (rn, *r) = aligned_strides((rn, *r))
         from_extents, to_extents = (geo.y, geo.x) if is_input else (geo.x, geo.y)
         constants = {"SALIGN": salign, "RALIGN": ralign, **geo.constants(), **geo.phase_constants("GV"),
                      "INPUT": is_input, "WIDE": needs_wide(source, result), "ROUND": numbers["ROUND"],
                      "ACC": numbers["ACC"], "UW": tile.UW, "BR": tile.BR, "BC": tile.BC}
-        scalars = (geo.batch, *from_extents, *to_extents, *blocks, geo.groups, row_tiles, sn, sc, *s, wc, *w, rn, rc, *r)
+        scalars = (geo.batch, *from_extents, *to_extents, *blocks, geo.groups, row_tiles, sn, sc, *s, rn, rc, *r)
         return Launch((programs,), scalars, constants, tile.warps, 1)
 
+    lay_out = tap_major(problem, geo)
     step = Step(depthwise_gather_kernel, launch)
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        step(*operands, results[0], table_for(problem, results[0]))
+        source, weight = operands
+        table = table_for(problem, source)
+        taps = scratch(problem, workspace, (geo.taps * geo.groups,), source)
+        lay_out(weight, taps, table)
+        step(source, taps, results[0], table)
 
     name = f"depthwise_gather_{DTYPES[problem.dtype][0]}_{tile.BR}x{tile.UW}x{tile.BC}"
-    return Plan(problem, "triton", name, on_tensors(problem, run), 0, (f"tile: {tile}",))
+    return Plan(problem, "triton", name, on_tensors(problem, run), sum_bytes(problem) * geo.taps * geo.groups,
+                (f"tile: {tile}",))
 
 
 def run_length(row_tiles: int, programs: int, waves: int, partial_bytes: int, max_workspace: int | None,
@@ -107,12 +131,18 @@ def run_length(row_tiles: int, programs: int, waves: int, partial_bytes: int, ma
     return -(-row_tiles // run), run
 
 
-def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Plan:
+def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
     """The weight gradient, alone or with the bias gradient."""
     bias = "bias" in problem.results
-    tile = tile_for(geo, geo.y[2], geo.stride[2], channels_last(problem), 8 if geo.kernel[2] <= 4 or geo.taps > 49 else 4)
+    tile = tile_for(geo, geo.y[2], geo.stride[2], channels_last(problem), 8 if geo.kernel[2] > 16 else 4,
+                    8 if geo.taps <= 9 else 4 if geo.kernel[2] <= 16 else 2)
     lines = geo.kernel[0] * geo.kernel[1]
-    per_program = -(-lines // -(-lines // max(1, min(lines, LINE_TAPS // geo.kernel[2]))))  # evenly
+    elements = max(1, tile.BR * tile.BC // THREADS)
+    fitting = max(1, min(lines, SUMS_PER_THREAD // (elements * geo.kernel[2])))
+    per_program = -(-lines // -(-lines // fitting))  # evenly
+    if choice is not None:
+        tile = DepthwiseTile(**fields_of(choice))
+        per_program = tile.LINES
     blocks = (geo.y[0], geo.y[1], -(-geo.y[2] // tile.UW))
     row_tiles = -(-geo.batch * math.prod(blocks) // tile.BR)
     programs = -(-geo.groups // tile.BC) * -(-lines // per_program)
@@ -139,7 +169,7 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> P
     finish = Finish(geo, splits, bias)
 
     def run_plan(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        partial, bias_partial = finish.partials(problem, workspace, results[0])
+        partial, bias_partial, _ = finish.partials(problem, workspace, results[0])
         step(*operands, partial, bias_partial, table_for(problem, results[0]))
         finish(partial, bias_partial, results)
 
@@ -150,9 +180,10 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> P
 class Finish:
     """The second kernel of a depthwise weight gradient: adds the runs in order, for dw and for db."""
 
-    def __init__(self, geo: Geometry, splits: int, bias: bool) -> None:
+    def __init__(self, geo: Geometry, splits: int, bias: bool, beside: int = 0) -> None:
         self.shape = (splits, geo.taps, geo.groups)
         self.bias = bias
+        self.beside = beside  # further elements wanted of the same workspace
         channels = geo.groups
         slabs = min(32, power_of_two(splits))
 
@@ -167,11 +198,12 @@ class Finish:
             (-(-channels // 64),), (channels, splits, channels, 1, 1, 1, 0, db.stride(0), 0, 0, 0),
             {"BS": slabs, "BE": 64}, 4, 1))
 
-    def partials(self, problem: Problem, workspace: Any, like: Any) -> tuple[Any, Any]:
+    def partials(self, problem: Problem, workspace: Any, like: Any) -> tuple[Any, Any, Any]:
+        """The workspace cut in three: sums of dw, sums of db, the rest."""
         splits, taps, channels = self.shape
-        both = scratch(problem, workspace, (splits * (taps + self.bias) * channels,), like)
-        cut = splits * taps * channels
-        return both[:cut], both[cut:] if self.bias else both
+        cut, end = splits * taps * channels, splits * (taps + self.bias) * channels
+        whole = scratch(problem, workspace, (end + self.beside,), like)
+        return whole[:cut], whole[cut:end] if self.bias else whole, whole[end:]
 
     def __call__(self, partial: Any, bias_partial: Any, results: tuple[Any, ...]) -> None:
         self.weight_step(partial, results[0])
@@ -197,11 +229,13 @@ def bias_taps(geo: Geometry) -> tuple[int, ...] | None:
     return tuple(taps)
 
 
-def fused_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Plan:
+def fused_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
     """Input and weight gradient, and bias gradient where one tap visits every output, in one pass."""
-    taps = bias_taps(geo)
+    center = bias_taps(geo)
     bias = "bias" in problem.results
-    tile = tile_for(geo, geo.phase_positions[2], 1, channels_last(problem), 8 if geo.taps <= 9 else 4)
+    tile = tile_for(geo, geo.phase_positions[2], 1, channels_last(problem), 4, 4)
+    if choice is not None:
+        tile = DepthwiseTile(**fields_of(choice))
     blocks = (geo.phase_positions[0], geo.phase_positions[1], -(-geo.phase_positions[2] // tile.UW))
     row_tiles = -(-geo.batch * math.prod(blocks) // tile.BR)
     programs = -(-geo.groups // tile.BC)
@@ -211,31 +245,35 @@ def fused_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Pl
     tile = DepthwiseTile(tile.UW, tile.BR, tile.BC, geo.kernel[0] * geo.kernel[1], splits, tile.warps)
     numbers = arithmetic(problem)
 
-    def launch(dy: Any, x: Any, weight: Any, dx: Any, partial: Any, bias_partial: Any, table: Any) -> Launch:
+    def launch(dy: Any, x: Any, taps: Any, dx: Any, partial: Any, bias_partial: Any, table: Any) -> Launch:
         yn, yc, *y = strides_of(dy)
         xn, xc, *xs = strides_of(x)
         rn, rc, *r = strides_of(dx)
-        wc, _, *w = strides_of(weight)
         yalign, (yn, *y) = aligned_strides((yn, *y))
         xalign, (xn, *xs) = aligned_strides((xn, *xs))
         ralign, (rn, *r) = aligned_strides((rn, *r))
-        b0, b1, b2 = taps or (0, 0, 0)
+        b0, b1, b2 = center or (0, 0, 0)
         constants = {"YALIGN": yalign, "XALIGN": xalign, "RALIGN": ralign, **geo.constants(),
                      **geo.phase_constants("GV"), "BIAS": bias, "B0": b0, "B1": b1, "B2": b2,
                      "WIDE": needs_wide(dy, x, dx), "ROUND": numbers["ROUND"],
                      "BIAS_ROUND": STORED_8BIT.get(problem.dtype, ""), "ACC": numbers["ACC"], "UW": tile.UW,
                      "BR": tile.BR, "BC": tile.BC}
-        scalars = (geo.batch, *geo.y, *geo.x, *blocks, geo.groups, row_tiles, run, yn, yc, *y, xn, xc, *xs, wc, *w,
+        scalars = (geo.batch, *geo.y, *geo.x, *blocks, geo.groups, row_tiles, run, yn, yc, *y, xn, xc, *xs,
                    rn, rc, *r, geo.taps * geo.groups, geo.groups, 1)
         return Launch((programs * splits,), scalars, constants, tile.warps, 1)
 
     step = Step(fused_kernel, launch)
-    finish = Finish(geo, splits, bias)
+    lay_out = tap_major(problem, geo)
+    finish = Finish(geo, splits, bias, beside=geo.taps * geo.groups)
 
     def run_plan(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        partial, bias_partial = finish.partials(problem, workspace, results[0])
-        step(*operands, results[0], partial, bias_partial, table_for(problem, results[0]))
+        dy, x, weight = operands
+        table = table_for(problem, dy)
+        partial, bias_partial, taps = finish.partials(problem, workspace, results[0])
+        lay_out(weight, taps, table)
+        step(dy, x, taps, results[0], partial, bias_partial, table)
         finish(partial, bias_partial, results[1:])
 
     name = f"depthwise_fused_{DTYPES[problem.dtype][0]}_{tile.BR}x{tile.UW}x{tile.BC}_split{splits}"
-    return Plan(problem, "triton", name, on_tensors(problem, run_plan), size * splits, (f"tile: {tile}",))
+    needed = size * splits + element * geo.taps * geo.groups
+    return Plan(problem, "triton", name, on_tensors(problem, run_plan), needed, (f"tile: {tile}",))

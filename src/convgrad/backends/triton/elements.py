@@ -58,6 +58,13 @@ def position(flat, J0, J1, J2):
 
 
 @triton.jit
+def in_box(start_n, start_0, start_1, start_2, index, B0: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr):
+    """Position (n, j0, j1, j2) of a flat index within a box."""
+    return (start_n + index // (B0 * B1 * B2), start_0 + (index // (B1 * B2)) % B0, start_1 + (index // B2) % B1,
+            start_2 + index % B2)
+
+
+@triton.jit
 def wide(value, WIDE: tl.constexpr):
     """Return an index as 64-bit where an operand has 2^31 elements or more."""
     if WIDE:

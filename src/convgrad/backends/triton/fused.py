@@ -89,9 +89,9 @@ def tap_at(slot, phase, stride, dilation, pad, kernel):
 
 @triton.jit
 def fused_kernel(
-        dy, x, weight, dx, partial, bias_partial, table,
+        dy, x, taps, dx, partial, bias_partial, table,
         N, Q0, Q1, Q2, X0, X1, X2, J0, J1, JB, C, row_tiles, run,
-        yn, yc, y0, y1, y2, xn, xc, x0, x1, x2, w_c, w_0, w_1, w_2, rn, rc, r0, r1, r2, p_split, p_tap, p_c,
+        yn, yc, y0, y1, y2, xn, xc, x0, x1, x2, rn, rc, r0, r1, r2, p_split, p_tap, p_c,
         YALIGN: tl.constexpr, XALIGN: tl.constexpr, RALIGN: tl.constexpr,
         K0: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr,
         T0: tl.constexpr, T1: tl.constexpr, T2: tl.constexpr,
@@ -144,16 +144,16 @@ def fused_kernel(
                             line = dy + (wide(n, WIDE) * y_n + wide(o0, WIDE) * y_0
                                          + wide(o1, WIDE) * y_1)[:, None] + dy_c
                             if slot_count(ph2, T2, D2, P2, K2) > 0:
-                                taps = load_taps(
-                                    weight + c * w_c + tap_at(m0, ph0, T0, D0, P0, K0) * w_0
-                                    + tap_at(m1, ph1, T1, D1, P1, K1) * w_1 + first_tap(ph2, T2, D2, P2, K2) * w_2,
-                                    tap_step(T2, D2) * w_2, c < C, table, slot_count(ph2, T2, D2, P2, K2), ROUND, ACC)
+                                by = load_taps(
+                                    taps + (tap_at(m0, ph0, T0, D0, P0, K0) * K1 + tap_at(m1, ph1, T1, D1, P1, K1)) * K2 * C
+                                    + c, C, c < C, first_tap(ph2, T2, D2, P2, K2), tap_step(T2, D2),
+                                    slot_count(ph2, T2, D2, P2, K2))
                                 sums, line_sums, bias = fused_line(
                                     sums, dw[first_sum(m0, m1, ph0, ph1, ph2, T0, T1, T2, D0, D1, D2, P0, P1, P2, K0, K1,
                                                        K2):
                                              first_sum(m0, m1, ph0, ph1, ph2, T0, T1, T2, D0, D1, D2, P0, P1, P2, K0, K1,
                                                        K2) + slot_count(ph2, T2, D2, P2, K2)],
-                                    bias, line, taps, inputs, valid, jb * UW, Q2, y_2, table,
+                                    bias, line, by, inputs, valid, jb * UW, Q2, y_2, table,
                                     source_shift(ph2, T2, D2, P2, K2), UW, MOVE2, slot_count(ph2, T2, D2, P2, K2),
                                     bias_slot(BIAS, tap_at(m0, ph0, T0, D0, P0, K0), tap_at(m1, ph1, T1, D1, P1, K1), B0,
                                               B1, B2, first_tap(ph2, T2, D2, P2, K2), tap_step(T2, D2),
@@ -194,10 +194,10 @@ def fused_kernel(
                 ok = ((f_n < N) & inside(f_o0, Q0) & inside(f_o1, Q1) & inside(f_o2, Q2))[:, None] & c_there
                 at = (wide(f_n, WIDE) * y_n + wide(f_o0, WIDE) * y_0 + wide(f_o1, WIDE) * y_1
                       + wide(f_o2, WIDE) * y_2)[:, None] + dy_c
-                by = tl.load(weight + c * w_c + (first0 + e0 * (T0 // G0)) * w_0 + (first1 + e1 * (T1 // G1)) * w_1
-                             + (first2 + e2 * (T2 // G2)) * w_2, mask=c < C, other=0.0)
+                at_tap = ((first0 + e0 * (T0 // G0)) * K1 + first1 + e1 * (T1 // G1)) * K2 + first2 + e2 * (T2 // G2)
+                factor = tl.load(taps + at_tap * C + c, mask=c < C, other=0.0)
                 one = as_sum(tl.load(dy + at, mask=ok, other=0.0), table, ROUND, ACC)
-                again += tl.where(ok, one * as_sum(by, table, ROUND, ACC)[None, :], 0)
+                again += tl.where(ok, one * factor[None, :], 0)
             f_i0 = f_j0 * T0 + phase // (T1 * T2)
             f_i1 = f_j1 * T1 + (phase // T2) % T1
             f_i2 = f_j2 * T2 + phase % T2

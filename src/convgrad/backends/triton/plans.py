@@ -14,41 +14,60 @@ from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
 from .launch import Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import STORED_8BIT, arithmetic, on_tensors, operand_bytes, scratch, table_for
-from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR, GatherTile, WeightTile, choose_gather, choose_weight
+from .tiles import (
+    MULTIPROCESSORS,
+    WORKSPACE_FLOOR,
+    GatherTile,
+    WeightTile,
+    choose_gather,
+    choose_weight,
+    most_splits,
+)
+from .tuning import Choice, fields_of, tuned
 from .weight import bias_kernel, reduce_kernel, weight_kernel
 
-def make_plan(problem: Problem, max_workspace: int | None) -> Plan:
-    """Return the plan for a problem that this backend can run."""
+def make_plan(problem: Problem, max_workspace: int | None, choice: Choice | None = None) -> Plan:
+    """Return the plan for a problem that this backend can run; `choice` overrules the tuning cache and the model."""
     if DTYPES[problem.out_dtype][1] == 1:
         raise Unsupported(f"out_dtype={problem.out_dtype}: the kernels write float64, float32, bfloat16 or float16")
     geo = geometry(problem.conv)
     wrt = problem.wrt
+    source = "given"
+    if choice is None:
+        choice, source = tuned(problem)
     if any(problem.conv.shape_of(result).count(0) for result in problem.results) or math.prod(problem.conv.output_shape) == 0 \
             or problem.conv.group_in == 0:
         return Plan(problem, "triton", "fill_zero", on_tensors(problem, fill_zero), 0)
     if geo.groups > 1 and geo.group_in == geo.group_out == 1 and wrt != "bias":
-        return depthwise_plan(problem, geo, max_workspace)
+        return noted(depthwise_plan(problem, geo, max_workspace, choice), source)
     if len(problem.results) > 1:
         raise Unsupported("several results of a dense or grouped convolution: one kernel each is used")
     if wrt == "bias":
         return bias_plan(problem, geo, max_workspace)
     if wrt == "weight":
-        return weight_plan(problem, geo, max_workspace)
-    return gather_plan(problem, geo)
+        return noted(weight_plan(problem, geo, max_workspace, choice), source)
+    return noted(gather_plan(problem, geo, choice), source)
 
 
-def depthwise_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Plan:
+def noted(plan: Plan, source: str) -> Plan:
+    """The plan with a note that says where its tile comes from."""
+    return plan._replace(notes=(*plan.notes, f"tile chosen by: {source}"))
+
+
+def depthwise_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
     """One channel per group: kernels of their own, in one pass where the sums fit."""
     if problem.wrt in ("weight", "weight+bias"):
-        return depthwise_plans.weight_plan(problem, geo, max_workspace)
+        return depthwise_plans.weight_plan(problem, geo, max_workspace, choice)
     if len(problem.results) == 1:
-        return depthwise_plans.gather_plan(problem, geo)
+        return depthwise_plans.gather_plan(problem, geo, choice)
+    if choice is not None and choice["kernel"] == "separate":
+        raise Unsupported("several results at once: tuning found one kernel each to be faster")
     if not depthwise_plans.fused_fits(geo):
         raise Unsupported(f"several results at once with {geo.taps} taps: the sums of at most "
                           f"{depthwise_plans.FUSED_TAPS} taps fit beside the input gradient")
     if "bias" in problem.results and (depthwise_plans.bias_taps(geo) is None or "weight" not in problem.results):
         raise Unsupported("input and bias gradient at once: no tap visits every output exactly once")
-    return depthwise_plans.fused_plan(problem, geo, max_workspace)
+    return depthwise_plans.fused_plan(problem, geo, max_workspace, choice)
 
 
 def fill_zero(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
@@ -56,24 +75,29 @@ def fill_zero(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: An
         result.zero_()
 
 
-def gather_plan(problem: Problem, geo: Geometry) -> Plan:
+def gather_plan(problem: Problem, geo: Geometry, choice: Choice | None) -> Plan:
     """The output, or the input gradient."""
     is_input = problem.wrt == "input"
     tile = choose_gather(geo, is_input, operand_bytes(problem))
+    if choice is not None and choice["kernel"] == "gather":
+        tile = GatherTile(**fields_of(choice))
     step = Step(gather_kernel, lambda source, weight, result, table: gather_launch(
         geo, tile, is_input, arithmetic(problem), source, weight, result))
 
     boxes = None
     note = f"tile: {tile}"
     name = f"gather_{DTYPES[problem.dtype][0]}_{tile.BM}x{tile.BN}x{tile.TS * tile.CB}"
-    if not tile.PACK and box_plans.gather_fits(problem, geo):
-        box_tile = box_plans.choose_box_gather(geo, is_input)
+    patch = box_plans.is_patch(problem, geo)
+    if (choice["kernel"] == "box" if choice is not None else
+            (not tile.PACK or patch) and box_plans.gather_fits(problem, geo)):
+        box_tile = box_plans.choose_box_gather(geo, is_input, patch) if choice is None else \
+            box_plans.BoxTile(**fields_of(choice))
         boxes = box_plans.box_gather(problem, geo, box_tile)
         note = f"tile: {box_tile}; where tensors are not aligned to 16 bytes: {tile}"
         name = f"box_{name.split('_')[1]}_{math.prod(box_tile.box)}x{box_tile.BN}x{box_tile.CB}"
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        if boxes is not None and box_plans.tensors_fit(*operands) and box_plans.taps_even(operands[1]):
+        if boxes is not None and box_plans.tensors_fit(operands[0]) and box_plans.weight_fits_box(operands[1], patch):
             boxes(*operands, results[0])
         else:
             step(*operands, results[0], table_for(problem, results[0]))
@@ -106,15 +130,22 @@ def gather_launch(geo: Geometry, tile: GatherTile, is_input: bool, numbers: dict
     return Launch((programs,), scalars, constants, tile.warps, tile.stages)
 
 
-def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Plan:
-    tile = choose_weight(geo, operand_bytes(problem), max_workspace)
+def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
     numbers = arithmetic(problem)
-    step = Step(weight_kernel, lambda dy, x, result, table: weight_launch(geo, tile, numbers, dy, x, result))
+    tile = choose_weight(geo, operand_bytes(problem), max_workspace, problem.layout.endswith(LINE_ENDS))
+    if choice is not None and choice["kernel"] == "weight":
+        tile = WeightTile(**fields_of(choice))
+        tile = replace(tile, SPLITS=min(tile.SPLITS, most_splits(geo, max_workspace)))
+    plain = replace(choose_weight(geo, operand_bytes(problem), max_workspace, False), SPLITS=tile.SPLITS)
+    step = Step(weight_kernel, lambda dy, x, result, table: weight_launch(
+        geo, tile if not tile.SEG or in_lines(x) else plain, numbers, dy, x, result))
     boxes, splits, note = [], tile.SPLITS, f"tile: {tile}"
     name = f"weight_{DTYPES[problem.dtype][0]}_{tile.BK}x{tile.TS * tile.CB}x{tile.BP}_split{tile.SPLITS}"
-    if tile.TS == 1 and box_plans.weight_fits(problem, geo):
-        box_tile = box_plans.choose_box_weight(geo, max_workspace)
-        tile = replace(tile, SPLITS=box_tile.splits)
+    if choice["kernel"] == "box" if choice is not None else tile.TS == 1 and box_plans.weight_fits(problem, geo):
+        box_tile = box_plans.choose_box_weight(geo, max_workspace) if choice is None else \
+            box_plans.BoxTile(**fields_of(choice))
+        box_tile = replace(box_tile, splits=min(box_tile.splits, most_splits(geo, max_workspace)))
+        tile = plain = replace(tile, SPLITS=box_tile.splits)
         boxes, splits = box_plans.box_weight(problem, geo, box_tile), box_tile.splits
         note = f"tile: {box_tile}; where tensors are not aligned to 16 bytes: {tile}"
         name = f"box_{name.split('_')[1]}_{box_tile.BN}x{box_tile.CB}x{math.prod(box_tile.box)}_split{splits}"
@@ -137,24 +168,47 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> P
     return Plan(problem, "triton", name, on_tensors(problem, run), partial_bytes, (note,))
 
 
+LINE_ENDS = ("LC", "WC")  # layouts whose last spatial axis and channels make one line
+
+
+def reaches_outside(geo: Geometry) -> bool:
+    """Whether some tap of the last axis lands outside the input."""
+    last = (geo.y[2] - 1) * geo.stride[2] + (geo.kernel[2] - 1) * geo.dilation[2] - geo.pad[2]
+    return geo.pad[2] > 0 or last >= geo.x[2]
+
+
+def in_lines(x: Any) -> bool:
+    """Whether channels and the last spatial axis of x follow each other without a gap."""
+    channels = x.shape[1]
+    return (channels == 1 or x.stride(1) == 1) and (x.shape[-1] == 1 or x.stride(-1) == channels)
+
+
 def weight_launch(geo: Geometry, tile: WeightTile, numbers: dict[str, Any], dy: Any, x: Any, result: Any) -> Launch:
     yn, yc, *y = strides_of(dy)
     xn, xc, *xs = strides_of(x)
     yalign, (yn, *y) = aligned_strides((yn, *y))
-    xalign, (xn, *xs) = aligned_strides((xn, *xs))
+    if tile.SEG:  # the last axis is part of a line, whose start need not be aligned
+        xalign, (xn, *outer) = aligned_strides((xn, *xs[:2]))
+        xs = [*outer, xs[2]]
+    else:
+        xalign, (xn, *xs) = aligned_strides((xn, *xs))
     if tile.SPLITS > 1:
         r_split, ro, ri, *r = result.stride()
     else:
         r_split, (ro, ri, *r) = 0, strides_of(result)
-    run = -(-geo.pixels // tile.SPLITS)
-    run = -(-run // tile.BP) * tile.BP
+    boxes = tuple(-(-extent // size) for extent, size in zip((geo.batch, *geo.y), tile.box))
+    run = -(-math.prod(boxes) // tile.SPLITS)
     channels = geo.group_in * tile.GP
-    columns = -(-geo.taps * channels // (tile.TS * tile.CB)) if tile.FLAT else \
-        -(-geo.taps // tile.TS) * -(-channels // tile.CB)
+    if tile.FLAT:
+        columns = -(-geo.taps * channels // (tile.TS * tile.CB))
+    elif tile.SEG:
+        columns = -(-geo.kernel[0] * geo.kernel[1] * -(-geo.kernel[2] * channels // tile.CB) // tile.TS)
+    else:
+        columns = -(-geo.taps // tile.TS) * -(-channels // tile.CB)
     programs = columns * -(-geo.group_out * tile.GP // tile.BK) * tile.SPLITS * (geo.groups // tile.GP)
     constants = {"YALIGN": yalign, "XALIGN": xalign, **geo.constants(), "KG": geo.group_out, "CG": geo.group_in,
-                 "WIDE": needs_wide(dy, x, result), **numbers, **tile.constants()}
-    scalars = (geo.pixels, run, *geo.y, *geo.x, yn, yc, *y, xn, xc, *xs, r_split, ro, ri, *r)
+                 "EDGE": reaches_outside(geo), "WIDE": needs_wide(dy, x, result), **numbers, **tile.constants()}
+    scalars = (geo.batch, *geo.y, *geo.x, *boxes[1:], math.prod(boxes), run, yn, yc, *y, xn, xc, *xs, r_split, ro, ri, *r)
     return Launch((programs,), scalars, constants, tile.warps, tile.stages)
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 from .geometry import Geometry
 from .launch import power_of_two
+
+Box = tuple[int, int, int, int]
 
 # The model is written for one chip and used on all: results must not depend on which machine chose the tile.
 MULTIPROCESSORS = 132
@@ -45,21 +48,28 @@ class WeightTile:
     BK: int
     CB: int
     TS: int
-    BP: int
+    box: Box
     GP: int
     SWAP: bool
     FLAT: bool
+    SEG: bool
     SPLITS: int
     warps: int
     stages: int
 
+    @property
+    def BP(self) -> int:
+        return math.prod(self.box)
+
     def constants(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name.isupper()}
+        pn, b0, b1, b2 = self.box
+        return {name: value for name, value in asdict(self).items() if name.isupper()} | {
+            "PN": pn, "B0": b0, "B1": b1, "B2": b2}
 
     def __str__(self) -> str:
         groups = f", {self.GP} groups" if self.GP > 1 else ""
         return (f"{self.BK} x ({self.TS}x{self.CB}) tile, {self.BP} pixels a step, {self.SPLITS} runs of pixels"
-                f"{groups}{', swapped' if self.SWAP else ''}, {self.warps} warps, {self.stages} stages")
+                f"{groups}{', segments of lines' if self.SEG else ''}{', swapped' if self.SWAP else ''}, {self.warps} warps, {self.stages} stages")
 
 
 def groups_per_tile(geo: Geometry) -> int:
@@ -123,37 +133,76 @@ def stages_for(step_bytes: int, most: int = 4) -> int:
     return max(1, min(most, SHARED_BYTES // max(1, step_bytes)))
 
 
-def choose_weight(geo: Geometry, itemsize: int, max_workspace: int | None) -> WeightTile:
-    """Pick the tile for the weight gradient, and into how many runs the pixels are split."""
+def best_box(extents: tuple[int, int, int, int], volume: int) -> Box:
+    """The box of `volume` positions (powers of two) that covers the extents with the fewest positions to spare."""
+    best: tuple[float, Box] | None = None
+    sizes = [1 << e for e in range(volume.bit_length())]
+    for b2, b1, b0 in product(sizes, sizes, sizes):
+        if volume % (b0 * b1 * b2):
+            continue
+        box = (volume // (b0 * b1 * b2), b0, b1, b2)
+        if max(box) > 256:
+            continue
+        covered = math.prod(-(-extent // size) * size for extent, size in zip(extents, box))
+        halo = sum(1.0 / size for size, extent in zip(box[1:], extents[1:]) if extent > 1)
+        cost = covered * (1 + 0.01 * halo)
+        if best is None or cost < best[0]:
+            best = (cost, box)
+    assert best is not None
+    return best[1]
+
+
+def choose_weight(geo: Geometry, itemsize: int, max_workspace: int | None, lines: bool) -> WeightTile:
+    """Pick the tile for the weight gradient, and into how many runs the pixels are split.
+
+    `lines` says that taps of the last axis and channels are neighbours in memory (one long line of x).
+    """
     gp = groups_per_tile(geo)
     rows, channels = geo.group_out * gp, geo.group_in * gp
+    segmented = lines and channels < 32 and geo.kernel[2] > 1 and geo.dilation[2] == 1 and geo.groups == 1
     cb = min(power_of_two(channels), 128)
     if channels > cb // 2 and channels % cb:
         cb = min((64, 32, 16), key=lambda width: (-(-channels // width) * width, -width)) if channels > 16 else cb
     ts = 1 if cb >= 64 else min(128 // cb, power_of_two(geo.taps))
-    flat = cb < 8 and geo.taps > 1
-    if flat:
+    flat = cb < 8 and geo.taps > 1 and not segmented
+    if segmented:
+        line = geo.kernel[2] * channels
+        cb = min((32, 16, 8), key=lambda width: (-(-line // width) * width, -width))
+        segments = geo.kernel[0] * geo.kernel[1] * -(-line // cb)
+        ts = min((256 if rows <= 64 else 128) // cb, power_of_two(segments))
+        while ts * cb < 16:
+            ts *= 2
+        columns = -(-segments // ts)
+    elif flat:
         ts, cb = min(128, max(16, power_of_two(geo.taps * channels))), 1
-    while ts * cb < 16:
-        cb *= 2
+        columns = -(-geo.taps * channels // (ts * cb))
+    else:
+        while ts * cb < 16:
+            cb *= 2
+        columns = -(-geo.taps // ts) * -(-channels // cb)
     bk = min(128, max(16, power_of_two(rows)))
     if rows > bk // 2 and rows % bk and bk > 64:
         bk = 64 if -(-rows // 64) * 64 < -(-rows // 128) * 128 else 128
     swap = bk < 64 and ts * cb >= 64
-    bp = 64 if itemsize <= 2 else 32
-    columns = -(-geo.taps * channels // (ts * cb)) if flat else -(-geo.taps // ts) * -(-channels // cb)
+    bp = 64 if itemsize <= 2 and not (segmented and ts * cb > 128) else 32
     tiles = -(-rows // bk) * columns * (geo.groups // gp)
     splits = choose_splits(geo, tiles, bp, max_workspace)
-    warps = 8 if bk * ts * cb >= 128 * 128 or flat else 4
-    stages = stages_for((bk + ts * cb) * bp * itemsize, 2 if flat else 4)
-    return WeightTile(bk, cb, ts, bp, gp, swap, flat, splits, warps, stages)
+    scattered = flat or segmented
+    warps = 8 if bk * ts * cb >= 128 * 128 or scattered else 4
+    stages = stages_for((bk + ts * cb) * bp * itemsize, 2 if scattered else 4)
+    return WeightTile(bk, cb, ts, best_box((geo.batch, *geo.y), bp), gp, swap, flat, segmented, splits, warps, stages)
 
 
-def choose_splits(geo: Geometry, tiles: int, bp: int, max_workspace: int | None) -> int:
-    """Runs of pixels: enough programs for four waves, no run shorter than 8 steps, workspace within its limit."""
+def most_splits(geo: Geometry, max_workspace: int | None) -> int:
+    """Most runs of pixels whose partial weight gradients fit into max(64 MiB, twice the gradient in float32)."""
     weight_bytes = 4 * geo.groups * geo.group_out * geo.group_in * geo.taps
     limit = max(WORKSPACE_FLOOR, 2 * weight_bytes)
     if max_workspace is not None:
         limit = min(limit, max_workspace)
-    wanted = min(-(-4 * MULTIPROCESSORS // max(1, tiles)), max(1, geo.pixels // (8 * bp)), 1024)
-    return max(1, min(wanted, limit // max(1, weight_bytes)))
+    return max(1, min(1024, limit // max(1, weight_bytes)))
+
+
+def choose_splits(geo: Geometry, tiles: int, bp: int, max_workspace: int | None, waves: int = 4) -> int:
+    """Runs of pixels: enough programs for some waves, no run shorter than 8 steps, workspace within its limit."""
+    wanted = min(-(-waves * MULTIPROCESSORS // max(1, tiles)), max(1, geo.pixels // (8 * bp)))
+    return max(1, min(wanted, most_splits(geo, max_workspace)))

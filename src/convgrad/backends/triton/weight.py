@@ -8,14 +8,14 @@ than one run the float32 partial sums go to the workspace and `reduce_kernel` ad
 import triton
 import triton.language as tl
 
-from .elements import as_operand, has_nan, position, wide
+from .elements import as_operand, has_nan, in_box, position, wide
 from .gather import inside
 
 
 @triton.jit
 def weight_kernel(
         dy, x, result, table,
-        pixels, run, Q0, Q1, Q2, X0, X1, X2,
+        N, Q0, Q1, Q2, X0, X1, X2, boxes_0, boxes_1, boxes_2, boxes, run,
         yn, yc, y0, y1, y2, xn, xc, x0, x1, x2, r_split, r_o, r_i, r_0, r_1, r_2,
         YALIGN: tl.constexpr, XALIGN: tl.constexpr,
         K0: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr,
@@ -24,15 +24,18 @@ def weight_kernel(
         P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
         KG: tl.constexpr, CG: tl.constexpr, GP: tl.constexpr,  # output and input channels of a group; groups in a tile
         SPLITS: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
-        SWAP: tl.constexpr, FLAT: tl.constexpr, TS: tl.constexpr, CB: tl.constexpr, BK: tl.constexpr, BP: tl.constexpr):
+        SWAP: tl.constexpr, FLAT: tl.constexpr, SEG: tl.constexpr, EDGE: tl.constexpr, TS: tl.constexpr,
+        CB: tl.constexpr, BK: tl.constexpr, PN: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr):
     y_n, y_c, y_0, y_1, y_2 = yn * YALIGN, yc, y0 * YALIGN, y1 * YALIGN, y2 * YALIGN
-    x_n, x_c, x_0, x_1, x_2 = xn * XALIGN, xc, x0 * XALIGN, x1 * XALIGN, x2 * XALIGN
+    x_n, x_c, x_0, x_1, x_2 = xn * XALIGN, xc, x0 * XALIGN, x1 * XALIGN, x2 if SEG else x2 * XALIGN
+    BP: tl.constexpr = PN * B0 * B1 * B2
     TAPS: tl.constexpr = K0 * K1 * K2
     CHANNELS: tl.constexpr = CG * GP
+    SEGMENTS: tl.constexpr = (K2 * CG + CB - 1) // CB  # SEG: runs of CB elements in one line of taps
     ROWS: tl.constexpr = KG * GP
-    TAP_TILES: tl.constexpr = 1 if FLAT else (TAPS + TS - 1) // TS
+    TAP_TILES: tl.constexpr = (1 if FLAT else (K0 * K1 * SEGMENTS + TS - 1) // TS if SEG else (TAPS + TS - 1) // TS)
     CHANNEL_TILES: tl.constexpr = ((TAPS * CHANNELS + TS * CB - 1) // (TS * CB) if FLAT
-                                   else (CHANNELS + CB - 1) // CB)
+                                   else 1 if SEG else (CHANNELS + CB - 1) // CB)
     ROW_TILES: tl.constexpr = (ROWS + BK - 1) // BK
 
     pid = tl.program_id(0)
@@ -56,11 +59,19 @@ def weight_kernel(
         tap = pair // CHANNELS
         pair_tap = tap
         pair_c = pair % CHANNELS
+        pair_there = tap < TAPS
+    elif SEG:  # columns are runs of CB neighbours in memory, (tap of the last axis, channel) counted through
+        segment = tap_tile * TS + tl.arange(0, TS)
+        tap = (segment // SEGMENTS) * K2  # first tap of the line
+        inner = (segment % SEGMENTS)[:, None] * CB + tl.arange(0, CB)[None, :]
+        pair_tap = tl.reshape(tap[:, None] + inner // CG, [TS * CB])
+        pair_c = tl.reshape(inner % CG, [TS * CB])
+        pair_there = (pair_tap < TAPS) & (tl.reshape(inner, [TS * CB]) < K2 * CG)
     else:
         tap = tap_tile * TS + tl.arange(0, TS)
         pair_tap = tl.reshape(tl.broadcast_to(tap[:, None], [TS, CB]), [TS * CB])
         pair_c = tl.reshape(tl.broadcast_to(c[None, :], [TS, CB]), [TS * CB])
-    pair_there = (pair_tap < TAPS) & (pair_c < CHANNELS)
+        pair_there = (pair_tap < TAPS) & (pair_c < CHANNELS)
     shift0 = (tap // (K2 * K1)) * D0 - P0
     shift1 = ((tap // K2) % K1) * D1 - P1
     shift2 = (tap % K2) * D2 - P2
@@ -73,22 +84,40 @@ def weight_kernel(
         acc = tl.zeros([TS * CB, BK], dtype=ACC)
     else:
         acc = tl.zeros([BK, TS * CB], dtype=ACC)
-    begin = wide(split, WIDE) * run
-    end = tl.minimum(begin + run, pixels)
-    for start in range(begin, end, BP):
-        pixel = start + tl.arange(0, BP)
-        n, q0, q1, q2 = position(pixel, Q0, Q1, Q2)
-        there = pixel < end
+    begin = split * run
+    end = tl.minimum(begin + run, boxes)
+    for box in range(begin, end):
+        rest = box // boxes_2
+        n, q0, q1, q2 = in_box((rest // (boxes_1 * boxes_0)) * PN, ((rest // boxes_1) % boxes_0) * B0,
+                               (rest % boxes_1) * B1, (box % boxes_2) * B2, tl.arange(0, BP), B0, B1, B2)
+        there = (n < N) & (q0 < Q0) & (q1 < Q1) & (q2 < Q2)
         dy_row = wide(n, WIDE) * y_n + wide(q0, WIDE) * y_0 + wide(q1, WIDE) * y_1 + wide(q2, WIDE) * y_2
         i0 = q0 * T0
         i1 = q1 * T1
         i2 = q2 * T2
         x_row = wide(n, WIDE) * x_n + wide(i0, WIDE) * x_0 + wide(i1, WIDE) * x_1 + wide(i2, WIDE) * x_2
-        if TS == 1 and not FLAT:
+        if TS == 1 and not FLAT and not SEG:
             there = there & inside(i0 + one0, X0) & inside(i1 + one1, X1) & inside(i2 + one2, X2)
             move = wide(one0, WIDE) * x_0 + wide(one1, WIDE) * x_1 + wide(one2, WIDE) * x_2
             b = tl.load(x_base + (x_row + move)[:, None] + (c * x_c)[None, :],
                         mask=there[:, None] & c_there[None, :], other=0.0)
+        elif SEG:
+            i0s = i0[:, None] + shift0[None, :]
+            i1s = i1[:, None] + shift1[None, :]
+            valid = there[:, None] & (tap < TAPS)[None, :] & inside(i0s, X0) & inside(i1s, X1)
+            line = wide(n, WIDE)[:, None] * x_n + wide(i0s, WIDE) * x_0 + wide(i1s, WIDE) * x_1
+            # a place in the line of X2*CG neighbours; a line that is not there starts far below zero
+            place = (i2 - P2)[:, None] * CG + ((segment % SEGMENTS) * CB)[None, :]
+            if EDGE:
+                place = tl.where(valid, place, -(1 << 30))[:, :, None] + tl.arange(0, CB)[None, None, :]
+                b3 = tl.load(x_base + line[:, :, None] + place, mask=place.to(tl.uint32) < (X2 * CG).to(tl.uint32),
+                             other=0.0)
+            else:
+                mask = valid[:, :, None]
+                if (K2 * CG) % CB != 0:
+                    mask = mask & (inner < K2 * CG)[None, :, :]
+                b3 = tl.load(x_base + (line + place)[:, :, None] + tl.arange(0, CB)[None, None, :], mask=mask, other=0.0)
+            b = tl.reshape(b3, [BP, TS * CB])
         else:
             valid = (there[:, None] & (tap < TAPS)[None, :] & inside(i0[:, None] + shift0[None, :], X0)
                      & inside(i1[:, None] + shift1[None, :], X1) & inside(i2[:, None] + shift2[None, :], X2))
@@ -118,13 +147,14 @@ def weight_kernel(
                 one0 = (t // (K2 * K1)) * D0 - P0
                 one1 = ((t // K2) % K1) * D1 - P1
                 one2 = (t % K2) * D2 - P2
-                for start in range(begin, end, BP):
-                    pixel = start + tl.arange(0, BP)
-                    n, q0, q1, q2 = position(pixel, Q0, Q1, Q2)
+                for box in tl.range(begin, end, num_stages=1):
+                    rest = box // boxes_2
+                    n, q0, q1, q2 = in_box((rest // (boxes_1 * boxes_0)) * PN, ((rest // boxes_1) % boxes_0) * B0,
+                                           (rest % boxes_1) * B1, (box % boxes_2) * B2, tl.arange(0, BP), B0, B1, B2)
                     i0 = q0 * T0 + one0
                     i1 = q1 * T1 + one1
                     i2 = q2 * T2 + one2
-                    there = (pixel < end) & inside(i0, X0) & inside(i1, X1) & inside(i2, X2)
+                    there = (n < N) & (q0 < Q0) & (q1 < Q1) & (q2 < Q2) & inside(i0, X0) & inside(i1, X1) & inside(i2, X2)
                     dy_row = (wide(n, WIDE) * y_n + wide(q0, WIDE) * y_0 + wide(q1, WIDE) * y_1
                               + wide(q2, WIDE) * y_2)
                     x_row = (wide(n, WIDE) * x_n + wide(i0, WIDE) * x_0 + wide(i1, WIDE) * x_1
@@ -148,15 +178,15 @@ def weight_kernel(
     row_at = wide(super_group * ROWS + k, WIDE) * r_o + wide(split, WIDE) * r_split
     if SWAP:
         where = column_at[:, None] + row_at[None, :]
-        mask = pair_there[:, None] & k_there[None, :]
+        keep = pair_there[:, None] & k_there[None, :]
         if GP > 1:
-            mask = mask & (column_group[:, None] == (k // KG)[None, :])
+            keep = keep & (column_group[:, None] == (k // KG)[None, :])
     else:
         where = row_at[:, None] + column_at[None, :]
-        mask = k_there[:, None] & pair_there[None, :]
+        keep = k_there[:, None] & pair_there[None, :]
         if GP > 1:
-            mask = mask & ((k // KG)[:, None] == column_group[None, :])
-    tl.store(result + where, acc.to(result.dtype.element_ty), mask=mask)
+            keep = keep & ((k // KG)[:, None] == column_group[None, :])
+    tl.store(result + where, acc.to(result.dtype.element_ty), mask=keep)
 
 
 @triton.jit
