@@ -24,6 +24,13 @@ class Launch:
     warps: int = 4
     stages: int = 3
     leading: Callable[..., tuple[Any, ...]] | None = None  # kernel arguments from the tensors, where not these themselves
+    registers: int | None = None  # most registers of a thread, where the compiler should not choose
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the compiler is asked for."""
+        asked = {"num_warps": self.warps, "num_stages": self.stages}
+        return asked if self.registers is None else {**asked, "maxnreg": self.registers}
 
 
 @dataclass
@@ -45,7 +52,7 @@ class Step:
         launch = self.describe(*tensors)
         if 0 in launch.grid:
             return
-        options = {} if INTERPRETED else {"num_warps": launch.warps, "num_stages": launch.stages}
+        options = {} if INTERPRETED else launch.options
         first = launch.leading(*tensors) if launch.leading else tensors
         compiled = self.kernel[launch.grid](*first, *launch.scalars, **launch.constants, **options)
         if not INTERPRETED:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -12,14 +12,15 @@ import triton.experimental.gluon.language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ...problem import Problem
-from .box_plans import Box, best_box, channels_fit, descriptor, phase_taps
+from .box_plans import channels_fit, descriptor, phase_taps, tensors_fit
 from .geometry import Geometry, strides_of
 from .launch import INTERPRETED, Launch, Step
-from .tiles import MULTIPROCESSORS, SHARED_BYTES, WORKSPACE_FLOOR
+from .tiles import MULTIPROCESSORS, SHARED_BYTES, Box, best_box, most_splits
+from .tuning import Choice, fields_of
 from .weight_lines import line_weight_kernel
 
 PIXELS = 64  # of a line
-MOST_PHASES = 8  # views of x that one launch takes
+MOST_VIEWS = 4  # of x, that one launch takes
 # What the cost model counts with, in bytes and operations per second of an H200. The product rate is that of tiles
 # 128 wide or more; narrower ones read the first operand from shared memory too often.
 PRODUCTS = 780e12
@@ -27,6 +28,7 @@ NARROW = {16: 0.2, 32: 0.45, 64: 0.75, 128: 1.0, 256: 1.0}
 CACHE_BYTES = 5.5e12
 MEMORY_BYTES = 4.0e12
 LAUNCH_SECONDS = 2e-6
+HALF_REGISTERS = 128  # a thread, so that two programs of 8 warps fit a multiprocessor
 LINE_SECONDS = 0.06e-6  # of waiting at each line, beside the products
 
 
@@ -43,6 +45,7 @@ class LineTile:
     y_slots: int
     x_slots: int
     warps: int
+    together: int  # programs that share a multiprocessor
     splits: int
     seconds: float
 
@@ -54,89 +57,190 @@ class LineTile:
 
 def lines_fit(problem: Problem, geo: Geometry) -> bool:
     """Whether the copies and tensor cores can do this problem: aligned 16-bit channels, and enough of them."""
-    if INTERPRETED or not channels_fit(problem, geo) or min(geo.group_in, geo.group_out) < 16:
-        return False
-    return phase_views(geo) <= MOST_PHASES
+    return not INTERPRETED and channels_fit(problem, geo) and min(geo.group_in, geo.group_out) >= 16
 
 
-def phase_views(geo: Geometry) -> int:
-    return math.prod(len(phase_taps(geo, axis)) for axis in range(3))
+def folded_axes(problem: Problem, geo: Geometry) -> int:
+    """How many last axes have windows side by side, so that their taps and the channels are one row of channels."""
+    if geo.groups > 1 or geo.group_in >= 64 or not problem.layout.endswith(("LC", "WC")):
+        return 0
+    count = 0
+    for axis in (2, 1, 0):
+        kernel, alone = geo.kernel[axis], geo.y[axis] == 1
+        if geo.pad[axis] or (kernel > 1 and geo.dilation[axis] > 1) or kernel * geo.y[axis] > geo.x[axis] or \
+                not (alone or kernel == geo.stride[axis]):
+            break
+        count += 1
+        if not alone or kernel != geo.x[axis]:
+            break
+    return count if math.prod(geo.kernel[3 - count:]) > 1 else 0
 
 
-def candidates(geo: Geometry) -> Iterator[tuple[int, int, int, int, bool]]:
+def folded(geo: Geometry, count: int) -> Geometry:
+    """The same sums with the taps of the last `count` axes as channels."""
+    if count == 0:
+        return geo
+    keep = 3 - count
+    ones = (1,) * count
+    return replace(geo, group_in=geo.group_in * math.prod(geo.kernel[keep:]), x=geo.x[:keep] + geo.y[keep:],
+                   kernel=geo.kernel[:keep] + ones, stride=geo.stride[:keep] + ones, dilation=geo.dilation[:keep] + ones,
+                   common=geo.common[:keep] + ones, inverse=geo.inverse[:keep] + (0,) * count)
+
+
+def folded_view(x: Any, geo: Geometry, count: int) -> Any | None:
+    """x (canonical view) as `folded` sees it; None where its pixels do not follow each other without gaps."""
+    if count == 0:
+        return x
+    row = x.shape[1]
+    if row > 1 and x.stride(1) != 1:
+        return None
+    for axis in range(1, min(count, x.dim() - 2) + 1):
+        if x.stride(-axis) != row:
+            return None
+        row *= geo.kernel[3 - axis]
+    shape, steps = list(x.shape), list(x.stride())
+    outer = 3 - min(count, x.dim() - 2)
+    for axis in range(outer, 3):
+        shape[axis - 3], steps[axis - 3] = geo.y[axis], steps[axis - 3] * geo.kernel[axis]
+    shape[1], steps[1] = row, 1
+    return x.as_strided(shape, steps)
+
+
+@dataclass(frozen=True)
+class LinePlan:
+    """The weight gradient of a problem line by line: `take` says whether the tensors lie as it needs."""
+
+    geo: Geometry
+    fold: int
+    tile: LineTile
+    step: Step
+
+    def take(self, dy: Any, x: Any) -> bool:
+        seen = folded_view(x, self.geo, self.fold)
+        return seen is not None and tensors_fit(dy, seen)
+
+    def __call__(self, dy: Any, x: Any, result: Any) -> None:
+        """Write partial sums to a result (run, O, I, three axes), or the gradient itself to one without runs."""
+        if self.fold:
+            runs, outputs, inputs, *taps = result.shape
+            keep = 3 - self.fold
+            shape = (runs, outputs, inputs * math.prod(taps[keep:]), *taps[:keep], *(1,) * self.fold)
+            result = result.as_strided(shape, result.stride())
+        self.step(dy, folded_view(x, self.geo, self.fold), result)
+
+
+def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> LinePlan | None:
+    """The plan of the measured choice, or of the cost model; None where lines do not fit or are not chosen."""
+    if choice is not None and choice["kernel"] != "lines":
+        return None
+    fold = folded_axes(problem, geo)
+    seen = folded(geo, fold)
+    if not lines_fit(problem, seen):
+        return None
+    if choice is not None:
+        tile: LineTile | None = LineTile(**fields_of(choice))
+    else:
+        tile = choose_lines(seen, max_workspace)
+    if tile is None or tile.splits > most_splits(geo, max_workspace) or (fold and tile.splits == 1):
+        return None
+    return LinePlan(geo, fold, tile, line_weight(seen, tile))
+
+
+def tile_shapes(geo: Geometry) -> Iterator[tuple[int, int, int, int, bool]]:
     """(BK, CB, taps a program, axis of the taps, chained) of every tile that is worth a thought."""
-    axes = [axis for axis in range(3) if geo.kernel[axis] > 1 and geo.stride[axis] == 1] or [2]
+    axes = [axis for axis in range(3) if geo.kernel[axis] > 1] or [2]
     for bk, cb in product((64, 128, 256), (16, 32, 64, 128, 256)):
         if bk >= 2 * max(64, geo.group_out) or cb >= 2 * max(16, geo.group_in):
             continue
         for axis in axes:
             for taps in range(1, min(geo.kernel[axis], 8) + 1):
-                registers = bk * cb * taps // 256
-                if registers > 192 or (taps > 1 and -(-geo.kernel[axis] // taps) == -(-geo.kernel[axis] // (taps - 1))):
+                if bk * cb * taps > 192 * 256 or \
+                        (taps > 1 and -(-geo.kernel[axis] // taps) == -(-geo.kernel[axis] // (taps - 1))):
                     continue
-                for chain in (False, True) if taps > 1 else (False,):
+                overlap = taps > geo.stride[axis] and (geo.stride[axis] == 1 or geo.dilation[axis] == 1)
+                for chain in (False, True) if overlap else (False,):
                     yield bk, cb, taps, axis, chain
 
 
-def chain_of(geo: Geometry, axis: int, chain: bool) -> tuple[int, int]:
-    """Length of a chain, and how many interleaved ones an axis with dilation has."""
-    if not chain:
-        return 1, 1
-    return -(-geo.y[axis] // geo.dilation[axis]), geo.dilation[axis]
+def line_box(geo: Geometry, axis: int, taps: int, chain: bool) -> Box | None:
+    """The box of pixels of a line: one wide on the axis of a chain, and on strided axes that need too many views."""
+    narrow = [chain and axis == a or (taps > 1 and axis == a and geo.stride[a] > 1) for a in range(3)]
+    while views(geo, narrow) > MOST_VIEWS:
+        wide = [a for a in (1, 0, 2) if geo.stride[a] > 1 and not narrow[a]]
+        narrow[wide[0]] = True
+    extents = tuple(1 if narrow[a] else geo.y[a] for a in range(3))
+    box = best_box((geo.batch, *extents), PIXELS)
+    # an axis of extent 1 may have got a wider box to fill the line
+    return box if all(size == 1 for size, one in zip(box[1:], narrow) if one) else None
 
 
-def line_box(geo: Geometry, axis: int, chain: bool) -> Box:
-    extents = [geo.batch, *geo.y]
-    if chain:
-        extents[1 + axis] = 1
-    return best_box(tuple(extents), PIXELS)  # type: ignore[arg-type]
+def views(geo: Geometry, narrow: list[bool]) -> int:
+    return math.prod(1 if narrow[a] else len(phase_taps(geo, a)) for a in range(3))
 
 
-def line_counts(geo: Geometry, box: Box, axis: int, chain: bool) -> tuple[int, int, list[int]]:
-    """Length of a chain, chains beside each other, and boxes on (n, three axes) without the axis of the chain."""
-    length, spread = chain_of(geo, axis, chain)
+@dataclass(frozen=True)
+class Lines:
+    """How a tile walks over the pixels."""
+
+    length: int  # of a chain
+    spread: int  # chains between each other: one per residue of the dilation
+    boxes: tuple[int, int, int, int]  # on (n, three axes), 1 on the axis of the chain
+    direct: tuple[bool, bool, bool]  # axes on which the copies see x itself, not a phase
+
+    @property
+    def count(self) -> int:
+        return self.length * self.spread * math.prod(self.boxes)
+
+
+def lines_of(geo: Geometry, box: Box, axis: int, chain: bool) -> Lines:
     boxes = [-(-extent // size) for extent, size in zip((geo.batch, *geo.y), box)]
+    length = spread = 1
     if chain:
-        boxes[1 + axis] = 1
-    return length, spread, boxes
+        spread = geo.dilation[axis] if geo.stride[axis] == 1 else 1
+        length, boxes[1 + axis] = -(-geo.y[axis] // spread), 1
+    direct = tuple(geo.stride[a] > 1 and box[1 + a] == 1 for a in range(3))
+    return Lines(length, spread, tuple(boxes), direct)  # type: ignore[arg-type]
 
 
-def choose_lines(geo: Geometry, max_workspace: int | None) -> LineTile:
+def tile_count(geo: Geometry, bk: int, cb: int, taps: int, axis: int) -> int:
+    return (-(-geo.group_out // bk) * -(-geo.group_in // cb) * geo.groups * (geo.taps // geo.kernel[axis])
+            * -(-geo.kernel[axis] // taps))
+
+
+def choose_lines(geo: Geometry, max_workspace: int | None) -> LineTile | None:
     """The tile and the number of runs with the lowest estimated time."""
-    return min(all_lines(geo, max_workspace), key=lambda tile: tile.seconds)
+    return min(all_lines(geo, max_workspace), key=lambda tile: tile.seconds, default=None)
 
 
 def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
     weight_bytes = 4 * geo.groups * geo.group_out * geo.group_in * geo.taps
-    limit = max(WORKSPACE_FLOOR, 2 * weight_bytes)
-    if max_workspace is not None:
-        limit = min(limit, max_workspace)
-    for bk, cb, taps, axis, chain in candidates(geo):
-        box = line_box(geo, axis, chain)
-        length, spread, boxes = line_counts(geo, box, axis, chain)
-        lines = length * spread * math.prod(boxes)
-        tiles = (-(-geo.group_out // bk) * -(-geo.group_in // cb) * geo.groups * geo.taps // geo.kernel[axis]
-                 * -(-geo.kernel[axis] // taps))
+    for bk, cb, taps, axis, chain in tile_shapes(geo):
+        box = line_box(geo, axis, taps, chain)
+        if box is None:
+            continue
+        lines = lines_of(geo, box, axis, chain)
+        tiles = tile_count(geo, bk, cb, taps, axis)
         warps = 8 if bk >= 128 else 4
         y_bytes, x_bytes = PIXELS * bk * 2, PIXELS * cb * 2
-        together = 2 if bk * cb * taps <= 64 * 192 else 1  # programs of a multiprocessor
+        together = 2 if bk == 64 and cb * taps <= 192 else 1
         room = SHARED_BYTES // together
         y_slots = min(6, max(3, room // 3 // y_bytes))
         x_slots = min(3 * taps + 3, (room - y_slots * y_bytes) // x_bytes)
         if x_slots < taps + 2:
             continue
-        copied = y_bytes + x_bytes * ((1 + (taps - 1) / length) if chain else taps)
+        fresh = taps if not chain else geo.stride[axis] + (taps - geo.stride[axis]) / lines.length
         line_flops = 2 * PIXELS * bk * cb * taps
         rate = PRODUCTS / MULTIPROCESSORS * NARROW[cb] * (0.8 if bk == 64 and together == 1 else 1)
-        line_seconds = max(line_flops / rate + LINE_SECONDS / together, copied / (CACHE_BYTES / MULTIPROCESSORS))
+        line_seconds = max(line_flops / rate + LINE_SECONDS / together,
+                           (y_bytes + x_bytes * fresh) / (CACHE_BYTES / MULTIPROCESSORS))
         slots = MULTIPROCESSORS * together
-        for splits in split_counts(tiles, lines, slots, limit // max(1, weight_bytes)):
-            run = -(-lines // splits)
+        for splits in split_counts(tiles, lines.count, slots, most_splits(geo, max_workspace)):
+            run = -(-lines.count // splits)
             waves = -(-tiles * splits // slots)
             seconds = LAUNCH_SECONDS + waves * (run + 4) * line_seconds * together
             if splits > 1:
                 seconds += LAUNCH_SECONDS + 2 * splits * weight_bytes / MEMORY_BYTES
-            yield LineTile(box, bk, cb, taps, axis, chain, y_slots, x_slots, warps, splits, seconds)
+            yield LineTile(box, bk, cb, taps, axis, chain, y_slots, x_slots, warps, together, splits, seconds)
 
 
 def split_counts(tiles: int, lines: int, slots: int, most: int) -> list[int]:
@@ -156,36 +260,37 @@ def box_descriptor(tensor: Any, box: Box, channels: int) -> TensorDescriptor:
     return TensorDescriptor(plain.base, plain.shape, plain.strides, plain.block_shape, shared_layout(box, channels))
 
 
-def line_weight(problem: Problem, geo: Geometry, tile: LineTile) -> Step:
-    """The launch that writes the weight gradient, or its partial sums, one run after another."""
-    length, spread, boxes = line_counts(geo, tile.box, tile.axis, tile.chain)
-    lines = length * spread * math.prod(boxes)
-    run = -(-lines // tile.splits)
-    tiles = (-(-geo.group_out // tile.BK) * -(-geo.group_in // tile.CB) * geo.groups * geo.taps // geo.kernel[tile.axis]
-             * -(-geo.kernel[tile.axis] // tile.NT))
-    phases = list(product(*(phase_taps(geo, axis) for axis in range(3))))
+def line_weight(geo: Geometry, tile: LineTile) -> Step:
+    """The launch that writes the partial sums of all runs, or with one run the weight gradient itself."""
+    lines = lines_of(geo, tile.box, tile.axis, tile.chain)
+    run = -(-lines.count // tile.splits)
+    tiles = tile_count(geo, tile.BK, tile.CB, tile.NT, tile.axis)
+    whole = (0, 0, 0)
+    phases = [[whole] if lines.direct[axis] else phase_taps(geo, axis) for axis in range(3)]
     pn, b0, b1, b2 = tile.box
 
-    def phase_of(x: Any, taps: tuple[tuple[int, int, int], ...]) -> Any:
-        if geo.phases == 1:
-            return x
+    def view_of(x: Any, taps: tuple[tuple[int, int, int], ...]) -> Any:
         skip = 5 - x.dim()
-        return x[(slice(None), slice(None), *(slice(taps[axis][2], None, geo.stride[axis]) for axis in range(skip, 3)))]
+        return x[(slice(None), slice(None), *(
+            slice(None) if lines.direct[axis] or geo.stride[axis] == 1 else slice(taps[axis][2], None, geo.stride[axis])
+            for axis in range(skip, 3)))]
 
     def leading(dy: Any, x: Any, result: Any) -> tuple[Any, ...]:
-        views = tuple(box_descriptor(phase_of(x, taps), tile.box, tile.CB) for taps in phases)
-        return box_descriptor(dy, tile.box, tile.BK), views, dy, x, result
+        views = [box_descriptor(view_of(x, taps), tile.box, tile.CB) for taps in product(*phases)]
+        return (box_descriptor(dy, tile.box, tile.BK), *views, *[None] * (MOST_VIEWS - len(views)), dy, x, result)
 
     def launch(dy: Any, x: Any, result: Any) -> Launch:
         yn, _, *y = strides_of(dy)
         xn, _, *xs = strides_of(x)
-        r_split, (ro, ri, *r) = (result.stride(0), result.stride()[1:]) if tile.splits > 1 else (0, strides_of(result))
-        constants = {**geo.constants(), **{f"F{axis}": len(phase_taps(geo, axis)) for axis in range(3)},
+        r_split, ro, ri, *r = result.stride() if result.dim() == 6 else (0, *strides_of(result))
+        constants = {**geo.constants(), **{f"F{axis}": len(phases[axis]) for axis in range(3)},
+                     **{f"J{axis}": geo.stride[axis] if lines.direct[axis] else 1 for axis in range(3)},
                      "KG": geo.group_out, "CG": geo.group_in, "SPLITS": tile.splits, "AXIS": tile.axis, "NT": tile.NT,
                      "CHAIN": tile.chain, "PN": pn, "B0": b0, "B1": b1, "B2": b2, "BK": tile.BK, "CB": tile.CB,
                      "YS": tile.y_slots, "XS": tile.x_slots, "WARPS": tile.warps}
-        scalars = (geo.batch, *geo.y, *geo.x, length, spread, *boxes[1:], lines, run, yn, *y, xn, *xs, r_split, ro, ri,
-                   *r)
-        return Launch((tiles * tile.splits,), scalars, constants, tile.warps, 1, leading)
+        scalars = (geo.batch, *geo.y, *geo.x, lines.length, lines.spread, *lines.boxes[1:], lines.count, run, yn, *y, xn,
+                   *xs, r_split, ro, ri, *r)
+        return Launch((tiles * tile.splits,), scalars, constants, tile.warps, 1, leading,
+                      HALF_REGISTERS if tile.together == 2 else None)
 
     return Step(line_weight_kernel, launch)

@@ -9,7 +9,7 @@ from typing import Any
 import triton.language as tl
 
 from ...problem import DTYPES, Plan, Problem, Unsupported
-from . import box_plans, depthwise_plans
+from . import box_plans, depthwise_plans, line_plans
 from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
 from .launch import Launch, Step, aligned_strides, power_of_two
@@ -149,6 +149,12 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
         boxes, splits = box_plans.box_weight(problem, geo, box_tile), box_tile.splits
         note = f"tile: {box_tile}; where tensors are not aligned to 16 bytes: {tile}"
         name = f"box_{name.split('_')[1]}_{box_tile.BN}x{box_tile.CB}x{math.prod(box_tile.box)}_split{splits}"
+    lines = line_plans.for_problem(problem, geo, max_workspace, choice)
+    if lines is not None:
+        tile = plain = replace(tile, SPLITS=lines.tile.splits)
+        boxes, splits = [], lines.tile.splits
+        note = f"tile: {lines.tile}; where tensors are not aligned to 16 bytes: {tile}"
+        name = f"lines_{name.split('_')[1]}_{lines.tile.BK}x{lines.tile.NT}x{lines.tile.CB}_split{splits}"
     add = Step(reduce_kernel, lambda partial, result: reduce_launch(geo, splits, result))
     shape = (splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
     partial_bytes = (8 if problem.dtype == "float64" else 4) * math.prod(shape) if splits > 1 else 0
@@ -157,7 +163,9 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
         dw = results[0]
         partial = scratch(problem, workspace, shape, dw) if splits > 1 else dw
         target = partial.permute(0, 1, 5, 2, 3, 4) if splits > 1 else dw
-        if boxes and box_plans.tensors_fit(*operands):
+        if lines is not None and lines.take(*operands):
+            lines(*operands, target)
+        elif boxes and box_plans.tensors_fit(*operands):
             for box_step in boxes:
                 box_step(*operands, target)
         else:

@@ -1,9 +1,12 @@
 """The dense weight gradient line by line: one warp copies boxes of pixels, the others multiply; written in Gluon.
 
 A program sums BK output channels x CB input channels x NT neighbouring taps of one axis over a run of *lines*. A line is
-a box of pixels. Lines that follow each other on the axis of the taps make a chain: its dy line q and the taps t read the
-x lines q + t, so each x line is copied once and multiplied NT times. A chain of length 1 shares only the dy line.
-The copies' zero fill is the padding. `weight.py` has the same sums for the interpreter and for everything else.
+a box of pixels. Lines that follow each other on the axis of the taps make a chain: the taps t of its dy line q read the
+x lines q*stride + t, so an x line is copied once and multiplied by several dy lines. A chain of length 1 shares only the
+dy line. The copies' zero fill is the padding. `boxes.py` has the same sums in plain Triton.
+
+On an axis with a stride the copies either see one phase of x (every stride-th element, one descriptor per phase), or, for
+boxes one pixel wide on that axis, x itself.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
@@ -43,10 +46,18 @@ def line_start(line, length, boxes_0, boxes_1, boxes_2, spread, AXIS: gl.constex
 
 
 @gluon.jit
-def copy_lines(boxes, slots, barriers, places, shape, taps, AXIS: gl.constexpr, NT: gl.constexpr, D: gl.constexpr,
-               BOX: gl.constexpr, STEP: gl.constexpr, YS: gl.constexpr, XS: gl.constexpr, BYTES: gl.constexpr):
+def view_shift(reach, SPACING: gl.constexpr):
+    """Where tap reach lies in its phase's view of x, of elements SPACING apart."""
+    phase = ((reach % SPACING) + SPACING) % SPACING
+    return (reach - phase) // SPACING
+
+
+@gluon.jit
+def copy_lines(boxes, slots, barriers, places, shape, taps, AXIS: gl.constexpr, NT: gl.constexpr, ADVANCE: gl.constexpr,
+               D: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr, JUMP: gl.constexpr, YS: gl.constexpr,
+               XS: gl.constexpr, BYTES: gl.constexpr):
     """The copying warp: fills free slots in the order in which `multiply_lines` empties them."""
-    dy_box, x_boxes = boxes
+    dy_box, x_boxes = boxes  # of x one per phase
     y_slots, x_slots = slots
     y_full, y_empty, x_full, x_empty = barriers
     begin, end, row, column, phase = places
@@ -62,13 +73,13 @@ def copy_lines(boxes, slots, barriers, places, shape, taps, AXIS: gl.constexpr, 
         mbarrier.expect(y_full.index(y_slot), BYTES[0])
         tma.async_copy_global_to_shared(dy_box, [n, q0, q1, q2, row], y_full.index(y_slot), y_slots.index(y_slot))
         for t in gl.static_range(NT):
-            if fresh | (t == NT - 1):
+            if fresh | (t >= NT - ADVANCE):
                 slot = copied % XS
                 mbarrier.wait(x_empty.index(slot), ((copied // XS) & 1) ^ 1)
                 mbarrier.expect(x_full.index(slot), BYTES[1])
-                i0 = q0 + shift0
-                i1 = q1 + shift1
-                i2 = q2 + shift2
+                i0 = q0 * JUMP[0] + shift0
+                i1 = q1 * JUMP[1] + shift1
+                i2 = q2 * JUMP[2] + shift2
                 if AXIS == 0:
                     i0 += t * D
                 if AXIS == 1:
@@ -83,8 +94,8 @@ def copy_lines(boxes, slots, barriers, places, shape, taps, AXIS: gl.constexpr, 
 
 
 @gluon.jit
-def multiply_lines(slots, barriers, places, length, sums, NT: gl.constexpr, BP: gl.constexpr, BK: gl.constexpr,
-                   CB: gl.constexpr, YS: gl.constexpr, XS: gl.constexpr):
+def multiply_lines(slots, barriers, places, length, sums, NT: gl.constexpr, ADVANCE: gl.constexpr, BP: gl.constexpr,
+                   BK: gl.constexpr, CB: gl.constexpr, YS: gl.constexpr, XS: gl.constexpr):
     """Add the products of all lines of a run; a slot is given back when the next line's products are under way."""
     y_slots, x_slots = slots
     y_full, y_empty, x_full, x_empty = barriers
@@ -104,11 +115,10 @@ def multiply_lines(slots, barriers, places, length, sums, NT: gl.constexpr, BP: 
         sums = warpgroup_mma_wait(num_outstanding=NT, deps=more)
         if NT == 1:
             sums = (sums,)
-        gl.thread_barrier()
         mbarrier.arrive(y_empty.index((line - begin + YS - 1) % YS), pred=line > begin)
         for t in gl.static_range(NT):
             mbarrier.arrive(x_empty.index((used + XS - back + t) % XS), pred=t < back)
-        back = gl.where(line % length == length - 1, NT, 1)
+        back = gl.where(line % length == length - 1, NT, ADVANCE)
         used += back
     sums = warpgroup_mma_wait(num_outstanding=0, deps=sums)
     if NT == 1:
@@ -177,13 +187,13 @@ def any_nan(value):
 
 @gluon.jit
 def sum_and_store(slots, barriers, pointers, result, places, shape, extents, steps, first_tap, offset, result_steps,
-                  AXIS: gl.constexpr, NT: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr, GEOMETRY: gl.constexpr,
+                  AXIS: gl.constexpr, NT: gl.constexpr, ADVANCE: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr, GEOMETRY: gl.constexpr,
                   KERNEL: gl.constexpr, BP: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr, KG: gl.constexpr,
                   CG: gl.constexpr, YS: gl.constexpr, XS: gl.constexpr, WARPS: gl.constexpr):
     """The multiplying warps: all lines of the run, then the sums of each tap to the result."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, CB, 16])
     zero = gl.full([BK, CB], 0.0, gl.float32, layout)
-    sums = multiply_lines(slots, barriers, places, shape[0], (zero,) * NT, NT, BP, BK, CB, YS, XS)
+    sums = multiply_lines(slots, barriers, places, shape[0], (zero,) * NT, NT, ADVANCE, BP, BK, CB, YS, XS)
     k_tile, c_tile, dy_base, x_base = offset
     r_k, r_c, r_0, r_1, r_2 = result_steps
     k = k_tile + gl.arange(0, BK, layout=gl.SliceLayout(1, layout))
@@ -210,14 +220,15 @@ def sum_and_store(slots, barriers, pointers, result, places, shape, extents, ste
 
 @gluon.jit
 def line_weight_kernel(
-        dy_box, x_boxes, dy, x, result,
+        dy_box, x_box0, x_box1, x_box2, x_box3, dy, x, result,
         N, Q0, Q1, Q2, X0, X1, X2, length, spread, boxes_0, boxes_1, boxes_2, lines, run,
         y_n, y_0, y_1, y_2, x_n, x_0, x_1, x_2, r_split, r_k, r_c, r_0, r_1, r_2,
         K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
         T0: gl.constexpr, T1: gl.constexpr, T2: gl.constexpr,
         D0: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
-        F0: gl.constexpr, F1: gl.constexpr, F2: gl.constexpr,  # phases of x that some tap reads
+        F0: gl.constexpr, F1: gl.constexpr, F2: gl.constexpr,  # views of x: phases that some tap reads; 1 for x itself
+        J0: gl.constexpr, J1: gl.constexpr, J2: gl.constexpr,  # stride within a view: 1, or the whole stride in x itself
         KG: gl.constexpr, CG: gl.constexpr, SPLITS: gl.constexpr,
         AXIS: gl.constexpr, NT: gl.constexpr, CHAIN: gl.constexpr,
         PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr,
@@ -225,7 +236,9 @@ def line_weight_kernel(
     BP: gl.constexpr = PN * B0 * B1 * B2
     BOX: gl.constexpr = (PN, B0, B1, B2)
     D: gl.constexpr = D0 if AXIS == 0 else D1 if AXIS == 1 else D2
-    STEP: gl.constexpr = D if CHAIN else 1
+    T: gl.constexpr = T0 if AXIS == 0 else T1 if AXIS == 1 else T2
+    STEP: gl.constexpr = D if CHAIN and T == 1 else 1
+    ADVANCE: gl.constexpr = T if CHAIN else NT
     dtype: gl.constexpr = dy.dtype.element_ty
 
     # which tile: programs of one run of lines next to each other, so that they find the same lines in the cache
@@ -254,14 +267,21 @@ def line_weight_kernel(
     reach0 = tap0 * D0 - P0
     reach1 = tap1 * D1 - P1
     reach2 = tap2 * D2 - P2
-    phase0 = ((reach0 % T0) + T0) % T0
-    phase1 = ((reach1 % T1) + T1) % T1
-    phase2 = ((reach2 % T2) + T2) % T2
-    taps = ((reach0 - phase0) // T0, (reach1 - phase1) // T1, (reach2 - phase2) // T2)
+    shift0 = view_shift(reach0, T0 // J0)
+    shift1 = view_shift(reach1, T1 // J1)
+    shift2 = view_shift(reach2, T2 // J2)
     phase = ((tap0 % F0) * F1 + tap1 % F1) * F2 + tap2 % F2
+    if F0 * F1 * F2 == 1:
+        x_boxes = (x_box0,)
+    elif F0 * F1 * F2 == 2:
+        x_boxes = (x_box0, x_box1)
+    elif F0 * F1 * F2 == 3:
+        x_boxes = (x_box0, x_box1, x_box2)
+    else:
+        x_boxes = (x_box0, x_box1, x_box2, x_box3)
 
     y_slots = gl.allocate_shared_memory(dtype, [YS, PN, B0, B1, B2, BK], dy_box.layout)
-    x_slots = gl.allocate_shared_memory(dtype, [XS, PN, B0, B1, B2, CB], x_boxes[0].layout)
+    x_slots = gl.allocate_shared_memory(dtype, [XS, PN, B0, B1, B2, CB], x_box0.layout)
     y_full = gl.allocate_shared_memory(gl.int64, [YS, 1], mbarrier.MBarrierLayout())
     y_empty = gl.allocate_shared_memory(gl.int64, [YS, 1], mbarrier.MBarrierLayout())
     x_full = gl.allocate_shared_memory(gl.int64, [XS, 1], mbarrier.MBarrierLayout())
@@ -282,8 +302,9 @@ def line_weight_kernel(
     gl.warp_specialize(
         [(sum_and_store, (slots, barriers, (dy, x), result_at, (begin, end), shape, (N, Q0, Q1, Q2, X0, X1, X2),
                           (y_n, y_0, y_1, y_2, x_n, x_0, x_1, x_2), (tap0, tap1, tap2), offset,
-                          (r_k, r_c, r_0, r_1, r_2), AXIS, NT, BOX, STEP, GEOMETRY, (K0, K1, K2), BP, BK, CB, KG, CG, YS,
+                          (r_k, r_c, r_0, r_1, r_2), AXIS, NT, ADVANCE, BOX, STEP, GEOMETRY, (K0, K1, K2), BP, BK, CB, KG, CG, YS,
                           XS, WARPS)),
          (copy_lines, ((dy_box, x_boxes), slots, barriers, (begin, end, group * KG + k_tile, group * CG + c_tile, phase),
-                       shape, taps, AXIS, NT, D, BOX, STEP, YS, XS, BYTES))],
+                       shape, (shift0, shift1, shift2), AXIS, NT, ADVANCE, D, BOX, STEP, (J0, J1, J2), YS, XS,
+                       BYTES))],
         [1], [24])
