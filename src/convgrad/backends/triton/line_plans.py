@@ -19,17 +19,17 @@ from .tiles import MULTIPROCESSORS, SHARED_BYTES, Box, best_box, most_splits
 from .tuning import Choice, fields_of
 from .weight_lines import line_weight_kernel
 
-PIXELS = 64  # of a line
 MOST_VIEWS = 4  # of x, that one launch takes
 # What the cost model counts with, in bytes and operations per second of an H200. The product rate is that of tiles
 # 128 wide or more; narrower ones read the first operand from shared memory too often.
-PRODUCTS = 780e12
-NARROW = {16: 0.2, 32: 0.45, 64: 0.75, 128: 1.0, 256: 1.0}
-CACHE_BYTES = 5.5e12
-MEMORY_BYTES = 4.0e12
-LAUNCH_SECONDS = 2e-6
+PRODUCTS = 720e12
+NARROW = {16: 0.2, 32: 0.45, 64: 0.8, 128: 1.0, 256: 1.0}
+CACHE_BYTES = 10e12
+MEMORY_BYTES = 3.5e12
+LAUNCH_SECONDS = 4e-6
+COPY_SECONDS = 0.25e-6  # to start the copies of a line
+LINE_SECONDS = 0.04e-6  # of waiting at each line, beside the products
 HALF_REGISTERS = 128  # a thread, so that two programs of 8 warps fit a multiprocessor
-LINE_SECONDS = 0.06e-6  # of waiting at each line, beside the products
 
 
 @dataclass(frozen=True)
@@ -162,14 +162,14 @@ def tile_shapes(geo: Geometry) -> Iterator[tuple[int, int, int, int, bool]]:
                     yield bk, cb, taps, axis, chain
 
 
-def line_box(geo: Geometry, axis: int, taps: int, chain: bool) -> Box | None:
+def line_box(geo: Geometry, axis: int, taps: int, chain: bool, pixels: int) -> Box | None:
     """The box of pixels of a line: one wide on the axis of a chain, and on strided axes that need too many views."""
     narrow = [chain and axis == a or (taps > 1 and axis == a and geo.stride[a] > 1) for a in range(3)]
     while views(geo, narrow) > MOST_VIEWS:
         wide = [a for a in (1, 0, 2) if geo.stride[a] > 1 and not narrow[a]]
         narrow[wide[0]] = True
     extents = tuple(1 if narrow[a] else geo.y[a] for a in range(3))
-    box = best_box((geo.batch, *extents), PIXELS)
+    box = best_box((geo.batch, *extents), pixels)
     # an axis of extent 1 may have got a wider box to fill the line
     return box if all(size == 1 for size, one in zip(box[1:], narrow) if one) else None
 
@@ -214,30 +214,31 @@ def choose_lines(geo: Geometry, max_workspace: int | None) -> LineTile | None:
 
 def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
     weight_bytes = 4 * geo.groups * geo.group_out * geo.group_in * geo.taps
-    for bk, cb, taps, axis, chain in tile_shapes(geo):
-        box = line_box(geo, axis, taps, chain)
+    for (bk, cb, taps, axis, chain), pixels in product(tile_shapes(geo), (64, 128)):
+        box = line_box(geo, axis, taps, chain, pixels) if pixels == 64 or bk * cb * taps <= 128 * 128 else None
         if box is None:
             continue
         lines = lines_of(geo, box, axis, chain)
         tiles = tile_count(geo, bk, cb, taps, axis)
         warps = 8 if bk >= 128 else 4
-        y_bytes, x_bytes = PIXELS * bk * 2, PIXELS * cb * 2
+        y_bytes, x_bytes = pixels * bk * 2, pixels * cb * 2
         together = 2 if bk == 64 and cb * taps <= 192 else 1
         room = SHARED_BYTES // together
-        y_slots = min(6, max(3, room // 3 // y_bytes))
-        x_slots = min(3 * taps + 3, (room - y_slots * y_bytes) // x_bytes)
-        if x_slots < taps + 2:
+        y_slots = next((count for count in (6, 5, 4, 3) if (room - count * y_bytes) // x_bytes >= 2 * taps + count - 2), 0)
+        x_slots = min(4 * taps + 3, (room - y_slots * y_bytes) // x_bytes)
+        if y_slots == 0:
             continue
         fresh = taps if not chain else geo.stride[axis] + (taps - geo.stride[axis]) / lines.length
-        line_flops = 2 * PIXELS * bk * cb * taps
+        line_flops = 2 * pixels * bk * cb * taps
         rate = PRODUCTS / MULTIPROCESSORS * NARROW[cb] * (0.8 if bk == 64 and together == 1 else 1)
-        line_seconds = max(line_flops / rate + LINE_SECONDS / together,
-                           (y_bytes + x_bytes * fresh) / (CACHE_BYTES / MULTIPROCESSORS))
+        # of all programs of a multiprocessor, for a line of each
+        line_seconds = max(together * line_flops / rate + LINE_SECONDS, COPY_SECONDS * fresh,
+                           together * (y_bytes + x_bytes * fresh) / (CACHE_BYTES / MULTIPROCESSORS))
         slots = MULTIPROCESSORS * together
         for splits in split_counts(tiles, lines.count, slots, most_splits(geo, max_workspace)):
             run = -(-lines.count // splits)
             waves = -(-tiles * splits // slots)
-            seconds = LAUNCH_SECONDS + waves * (run + 4) * line_seconds * together
+            seconds = LAUNCH_SECONDS + waves * (run + 4) * line_seconds
             if splits > 1:
                 seconds += LAUNCH_SECONDS + 2 * splits * weight_bytes / MEMORY_BYTES
             yield LineTile(box, bk, cb, taps, axis, chain, y_slots, x_slots, warps, together, splits, seconds)

@@ -150,7 +150,7 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
         note = f"tile: {box_tile}; where tensors are not aligned to 16 bytes: {tile}"
         name = f"box_{name.split('_')[1]}_{box_tile.BN}x{box_tile.CB}x{math.prod(box_tile.box)}_split{splits}"
     lines = line_plans.for_problem(problem, geo, max_workspace, choice)
-    if lines is not None:
+    if lines is not None:  # see line_plans.py
         tile = plain = replace(tile, SPLITS=lines.tile.splits)
         boxes, splits = [], lines.tile.splits
         note = f"tile: {lines.tile}; where tensors are not aligned to 16 bytes: {tile}"
@@ -224,8 +224,8 @@ def reduce_launch(geo: Geometry, splits: int, result: Any) -> Launch:
     """The launch that adds `splits` partial weight gradients in order."""
     ro, ri, *r = strides_of(result)
     size = geo.groups * geo.group_out * geo.group_in * geo.taps
-    bs = min(8, power_of_two(splits))
-    be = 256 if size >= 256 * MULTIPROCESSORS else 64
+    bs = min(64, power_of_two(splits))
+    be = max(64, 4096 // bs) if size >= 8192 * MULTIPROCESSORS else 64
     return Launch((-(-size // be),), (size, splits, geo.group_in, *geo.kernel, ro, ri, *r),
                   {"BS": bs, "BE": be}, 4, 1)
 

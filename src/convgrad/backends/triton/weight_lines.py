@@ -1,4 +1,4 @@
-"""The dense weight gradient line by line: one warp copies boxes of pixels, the others multiply; written in Gluon.
+"""The dense weight gradient line by line: two warps copy boxes of pixels, the others multiply; written in Gluon.
 
 A program sums BK output channels x CB input channels x NT neighbouring taps of one axis over a run of *lines*. A line is
 a box of pixels. Lines that follow each other on the axis of the taps make a chain: the taps t of its dy line q read the
@@ -22,19 +22,43 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 
 @gluon.jit
-def line_start(line, length, boxes_0, boxes_1, boxes_2, spread, AXIS: gl.constexpr, PN: gl.constexpr, B0: gl.constexpr,
-               B1: gl.constexpr, B2: gl.constexpr, STEP: gl.constexpr):
-    """First pixel (n, q0, q1, q2) of a line. On the axis of a chain, position j of residue r is r + j*STEP."""
-    at = line % length
+def first_line(line, shape):
+    """Where a run begins: position in its chain, chain among the residues of the dilation, box on three axes, image."""
+    length, spread, boxes_0, boxes_1, boxes_2 = shape
     rest = line // length
-    residue = rest % spread
-    rest = rest // spread
-    q2 = (rest % boxes_2) * B2
-    rest = rest // boxes_2
-    q1 = (rest % boxes_1) * B1
-    rest = rest // boxes_1
-    q0 = (rest % boxes_0) * B0
-    n = (rest // boxes_0) * PN
+    boxes = rest // spread
+    return (line % length, rest % spread, boxes % boxes_2, (boxes // boxes_2) % boxes_1,
+            (boxes // (boxes_2 * boxes_1)) % boxes_0, boxes // (boxes_2 * boxes_1 * boxes_0))
+
+
+@gluon.jit
+def wrapped(counter, carry, end):
+    """A digit with a carry added, and its own carry."""
+    counter += carry
+    full = (counter == end).to(gl.int32)
+    return counter - full * end, full
+
+
+@gluon.jit
+def next_line(place, shape):
+    """The line after a line, without divisions: they would take longer than the copies."""
+    at, residue, box_2, box_1, box_0, image = place
+    length, spread, boxes_0, boxes_1, boxes_2 = shape
+    at, carry = wrapped(at, 1, length)
+    residue, carry = wrapped(residue, carry, spread)
+    box_2, carry = wrapped(box_2, carry, boxes_2)
+    box_1, carry = wrapped(box_1, carry, boxes_1)
+    box_0, carry = wrapped(box_0, carry, boxes_0)
+    return at, residue, box_2, box_1, box_0, image + carry
+
+
+@gluon.jit
+def pixel_of(place, AXIS: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr):
+    """First pixel (n, q0, q1, q2) of a line. On the axis of a chain, position j of residue r is r + j*STEP."""
+    at, residue, box_2, box_1, box_0, image = place
+    q0 = box_0 * BOX[1]
+    q1 = box_1 * BOX[2]
+    q2 = box_2 * BOX[3]
     along = residue + at * STEP
     if AXIS == 0:
         q0 += along
@@ -42,7 +66,7 @@ def line_start(line, length, boxes_0, boxes_1, boxes_2, spread, AXIS: gl.constex
         q1 += along
     if AXIS == 2:
         q2 += along
-    return n, q0, q1, q2
+    return image * BOX[0], q0, q1, q2
 
 
 @gluon.jit
@@ -53,30 +77,40 @@ def view_shift(reach, SPACING: gl.constexpr):
 
 
 @gluon.jit
-def copy_lines(boxes, slots, barriers, places, shape, taps, AXIS: gl.constexpr, NT: gl.constexpr, ADVANCE: gl.constexpr,
-               D: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr, JUMP: gl.constexpr, YS: gl.constexpr,
-               XS: gl.constexpr, BYTES: gl.constexpr):
-    """The copying warp: fills free slots in the order in which `multiply_lines` empties them."""
-    dy_box, x_boxes = boxes  # of x one per phase
-    y_slots, x_slots = slots
-    y_full, y_empty, x_full, x_empty = barriers
-    begin, end, row, column, phase = places
-    length, spread, boxes_0, boxes_1, boxes_2 = shape
-    shift0, shift1, shift2 = taps
-    copied = begin * 0
+def copy_dy(dy_box, slots, full, empty, run, row, shape, AXIS: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr,
+            SLOTS: gl.constexpr, BYTES: gl.constexpr):
+    """The warp that copies dy: fills free slots in the order in which `multiply_lines` empties them."""
+    begin, end = run
+    place = first_line(begin, shape)
+    slot = begin * 0
+    round = begin * 0  # how often all slots were filled, modulo 2
     for line in range(begin, end):
-        n, q0, q1, q2 = line_start(line, length, boxes_0, boxes_1, boxes_2, spread, AXIS, BOX[0], BOX[1], BOX[2], BOX[3],
-                                   STEP)
-        fresh = (line == begin) | (line % length == 0)
-        y_slot = (line - begin) % YS
-        mbarrier.wait(y_empty.index(y_slot), (((line - begin) // YS) & 1) ^ 1)
-        mbarrier.expect(y_full.index(y_slot), BYTES[0])
-        tma.async_copy_global_to_shared(dy_box, [n, q0, q1, q2, row], y_full.index(y_slot), y_slots.index(y_slot))
+        n, q0, q1, q2 = pixel_of(place, AXIS, BOX, STEP)
+        mbarrier.wait(empty.index(slot), round ^ 1)
+        mbarrier.expect(full.index(slot), BYTES)
+        tma.async_copy_global_to_shared(dy_box, [n, q0, q1, q2, row], full.index(slot), slots.index(slot))
+        slot, carry = wrapped(slot, 1, SLOTS)
+        round ^= carry
+        place = next_line(place, shape)
+
+
+@gluon.jit
+def copy_x(x_boxes, phase, slots, full, empty, run, column, shape, taps, AXIS: gl.constexpr, NT: gl.constexpr,
+           ADVANCE: gl.constexpr, D: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr, JUMP: gl.constexpr,
+           SLOTS: gl.constexpr, BYTES: gl.constexpr):
+    """The warp that copies x: all NT lines at the start of a chain, then those that the taps meet for the first time."""
+    begin, end = run
+    shift0, shift1, shift2 = taps
+    place = first_line(begin, shape)
+    slot = begin * 0
+    round = begin * 0
+    fresh = begin * 0 + 1
+    for line in range(begin, end):
+        n, q0, q1, q2 = pixel_of(place, AXIS, BOX, STEP)
         for t in gl.static_range(NT):
-            if fresh | (t >= NT - ADVANCE):
-                slot = copied % XS
-                mbarrier.wait(x_empty.index(slot), ((copied // XS) & 1) ^ 1)
-                mbarrier.expect(x_full.index(slot), BYTES[1])
+            if (t >= NT - ADVANCE) | (fresh != 0):
+                mbarrier.wait(empty.index(slot), round ^ 1)
+                mbarrier.expect(full.index(slot), BYTES)
                 i0 = q0 * JUMP[0] + shift0
                 i1 = q1 * JUMP[1] + shift1
                 i2 = q2 * JUMP[2] + shift2
@@ -87,39 +121,65 @@ def copy_lines(boxes, slots, barriers, places, shape, taps, AXIS: gl.constexpr, 
                 if AXIS == 2:
                     i2 += t * D
                 for p in gl.static_range(len(x_boxes)):
-                    if phase == p:
-                        tma.async_copy_global_to_shared(x_boxes[p], [n, i0, i1, i2, column], x_full.index(slot),
-                                                        x_slots.index(slot))
-                copied += 1
+                    if len(x_boxes) == 1:
+                        tma.async_copy_global_to_shared(x_boxes[p], [n, i0, i1, i2, column], full.index(slot),
+                                                        slots.index(slot))
+                    elif phase == p:
+                        tma.async_copy_global_to_shared(x_boxes[p], [n, i0, i1, i2, column], full.index(slot),
+                                                        slots.index(slot))
+                slot, carry = wrapped(slot, 1, SLOTS)
+                round ^= carry
+        place = next_line(place, shape)
+        fresh = (place[0] == 0).to(gl.int32)
 
 
 @gluon.jit
-def multiply_lines(slots, barriers, places, length, sums, NT: gl.constexpr, ADVANCE: gl.constexpr, BP: gl.constexpr,
+def slot_after(slot, round, STEPS: gl.constexpr, SLOTS: gl.constexpr):
+    """The slot some steps on, and the round it is in."""
+    over = (slot + STEPS >= SLOTS).to(gl.int32)
+    return slot + STEPS - over * SLOTS, round ^ over
+
+
+@gluon.jit
+def multiply_lines(slots, barriers, run, length, sums, NT: gl.constexpr, ADVANCE: gl.constexpr, BP: gl.constexpr,
                    BK: gl.constexpr, CB: gl.constexpr, YS: gl.constexpr, XS: gl.constexpr):
     """Add the products of all lines of a run; a slot is given back when the next line's products are under way."""
     y_slots, x_slots = slots
     y_full, y_empty, x_full, x_empty = barriers
-    begin, end = places
-    used = begin * 0  # x lines left behind
+    begin, end = run
+    at = begin % length
+    y_slot = begin * 0
+    y_round = begin * 0
+    y_before = begin * 0
+    x_slot = begin * 0  # of the first tap
+    x_round = begin * 0
+    x_before = begin * 0
     back = begin * 0  # x lines of the line before that are not needed again
     for line in range(begin, end):
-        y_slot = (line - begin) % YS
-        mbarrier.wait(y_full.index(y_slot), ((line - begin) // YS) & 1)
+        mbarrier.wait(y_full.index(y_slot), y_round)
         a = y_slots.index(y_slot).reshape([BP, BK]).permute([1, 0])
         more = ()
         for t in gl.static_range(NT):
-            slot = (used + t) % XS
-            mbarrier.wait(x_full.index(slot), ((used + t) // XS) & 1)
+            slot, round = slot_after(x_slot, x_round, t, XS)
+            mbarrier.wait(x_full.index(slot), round)
             b = x_slots.index(slot).reshape([BP, CB])
             more = more + (warpgroup_mma(a, b, sums[t], is_async=True),)
         sums = warpgroup_mma_wait(num_outstanding=NT, deps=more)
         if NT == 1:
             sums = (sums,)
-        mbarrier.arrive(y_empty.index((line - begin + YS - 1) % YS), pred=line > begin)
+        mbarrier.arrive(y_empty.index(y_before), pred=line > begin)
         for t in gl.static_range(NT):
-            mbarrier.arrive(x_empty.index((used + XS - back + t) % XS), pred=t < back)
-        back = gl.where(line % length == length - 1, NT, ADVANCE)
-        used += back
+            slot, round = slot_after(x_before, x_round, t, XS)
+            mbarrier.arrive(x_empty.index(slot), pred=t < back)
+        y_before = y_slot
+        y_slot, carry = wrapped(y_slot, 1, YS)
+        y_round ^= carry
+        x_before = x_slot
+        at, last = wrapped(at, 1, length)
+        back = gl.where(last != 0, NT, ADVANCE)
+        over = (x_slot + back >= XS).to(gl.int32)
+        x_slot += back - over * XS
+        x_round ^= over
     sums = warpgroup_mma_wait(num_outstanding=0, deps=sums)
     if NT == 1:
         sums = (sums,)
@@ -134,7 +194,6 @@ def masked_lines(slots, pointers, places, shape, extents, steps, tap, offset, ze
     y_slots, x_slots = slots
     dy, x = pointers
     begin, end = places
-    length, spread, boxes_0, boxes_1, boxes_2 = shape
     N, Q0, Q1, Q2, X0, X1, X2 = extents
     y_n, y_0, y_1, y_2, x_n, x_0, x_1, x_2 = steps
     k_tile, c_tile, dy_base, x_base = offset
@@ -147,8 +206,7 @@ def masked_lines(slots, pointers, places, shape, extents, steps, tap, offset, ze
     c = c_tile + gl.arange(0, CB, layout=gl.SliceLayout(0, x_layout))
     acc = zero
     for line in range(begin, end):
-        n, q0, q1, q2 = line_start(line, length, boxes_0, boxes_1, boxes_2, spread, AXIS, BOX[0], BOX[1], BOX[2], BOX[3],
-                                   STEP)
+        n, q0, q1, q2 = pixel_of(first_line(line, shape), AXIS, BOX, STEP)
         for which in gl.static_range(2):
             index = y_index if which == 0 else x_index
             at_n = n + index // (BOX[1] * BOX[2] * BOX[3])
@@ -298,13 +356,13 @@ def line_weight_kernel(
     offset = (k_tile, c_tile, group * KG, group * CG)
     result_at = result + split.to(gl.int64) * r_split + (group * KG).to(gl.int64) * r_k
     GEOMETRY: gl.constexpr = ((T0, T1, T2), (D0, D1, D2), (P0, P1, P2))
-    BYTES: gl.constexpr = (BP * BK * 2, BP * CB * 2)
     gl.warp_specialize(
         [(sum_and_store, (slots, barriers, (dy, x), result_at, (begin, end), shape, (N, Q0, Q1, Q2, X0, X1, X2),
                           (y_n, y_0, y_1, y_2, x_n, x_0, x_1, x_2), (tap0, tap1, tap2), offset,
                           (r_k, r_c, r_0, r_1, r_2), AXIS, NT, ADVANCE, BOX, STEP, GEOMETRY, (K0, K1, K2), BP, BK, CB, KG, CG, YS,
                           XS, WARPS)),
-         (copy_lines, ((dy_box, x_boxes), slots, barriers, (begin, end, group * KG + k_tile, group * CG + c_tile, phase),
-                       shape, (shift0, shift1, shift2), AXIS, NT, ADVANCE, D, BOX, STEP, (J0, J1, J2), YS, XS,
-                       BYTES))],
-        [1], [24])
+         (copy_dy, (dy_box, y_slots, y_full, y_empty, (begin, end), group * KG + k_tile, shape, AXIS, BOX, STEP, YS,
+                    BP * BK * 2)),
+         (copy_x, (x_boxes, phase, x_slots, x_full, x_empty, (begin, end), group * CG + c_tile, shape,
+                   (shift0, shift1, shift2), AXIS, NT, ADVANCE, D, BOX, STEP, (J0, J1, J2), XS, BP * CB * 2))],
+        [1, 1], [24, 24])
