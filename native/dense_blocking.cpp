@@ -130,7 +130,7 @@ double Correlation::choose_blocking(int64_t element_bytes, int64_t limit, int64_
           block = std::max(block, std::min(padded(reduced), multiple));
           const int64_t count = ceil_div(reduced, block);
           block = std::min(padded(reduced), round_up(ceil_div(reduced, count), multiple));
-          const int64_t box = positions * block * element_bytes;
+          const int64_t box = positions * row_pitch(block, element_bytes) * element_bytes;
           const int64_t joined = (h - 1) * layout.pitch + w;
           const int64_t most_segments = std::min<int64_t>(w, 2 * int64_t(taps[2].offset.size()) + 1);
           const int64_t strips = std::max(ceil_div(joined, most), h * (ceil_div(w, most) + most_segments)) * d;
@@ -142,7 +142,8 @@ double Correlation::choose_blocking(int64_t element_bytes, int64_t limit, int64_
           share = std::min(share, std::max<int64_t>(1, panel_count / std::max<int64_t>(1, ceil_div(tasks_wanted, tasks_now))));
           const int64_t block_count = ceil_div(panel_count, share);
           const int64_t sums = count > 1 ? (1 + strips * share * int64_t(phases.size())) * tile_sums : tile_sums;
-          const int64_t bytes = box + sums + tap_total * panel_count * width * geo.G * round_up(reduced, multiple) * element_bytes;
+          const int64_t bytes =
+              box + sums + tap_total * panel_count * width * geo.G * (round_up(reduced, multiple) + count * 32) * element_bytes;
           minimum = std::min(minimum, bytes + 4096);
           if (bytes + 4096 > limit) continue;
 
@@ -176,14 +177,15 @@ double Correlation::choose_blocking(int64_t element_bytes, int64_t limit, int64_
   box = chosen.box;
   channel_block = chosen.block;
   channel_blocks = ceil_div(reduced, channel_block);
-  channel_pad = (channel_blocks - 1) * channel_block + padded(reduced - (channel_blocks - 1) * channel_block);
+  const auto spaced = [&](int64_t pad) { return pixels_are_rows ? pad : row_pitch(pad, element_bytes); };
+  channel_pad = (channel_blocks - 1) * spaced(channel_block) + spaced(padded(reduced - (channel_blocks - 1) * channel_block));
   panel = chosen.panel;
   panels = ceil_div(results, panel);
   panels_block = chosen.panels_block;
   blocks = ceil_div(panels, panels_block);
   const int64_t tile_sums = int64_t(gemm->max_rows) * gemm->cols * sum_bytes;
   weight_bytes = round_up(geo.G * channel_pad * tap_total * panels * panel * element_bytes, 64) + 256;
-  box_bytes = round_up(box.positions() * channel_block * element_bytes + gemm->cols * 2 * element_bytes, 64);
+  box_bytes = round_up(box.positions() * row_pitch(channel_block, element_bytes) * element_bytes + gemm->cols * 2 * element_bytes, 64);
   sums_bytes = channel_blocks > 1 ? (1 + chosen.strips * panels_block * int64_t(phases.size())) * tile_sums : tile_sums;
   slot_bytes = box_bytes + sums_bytes;
   weight_bytes = round_up(weight_bytes, 64);

@@ -68,6 +68,12 @@ struct Range {
 };
 Range landing(int64_t o0, int64_t length, int64_t step, int64_t offset, int64_t size);
 
+// A distance between rows that a micro-kernel reads at the same time: a multiple of 512 bytes would put them all into a
+// few sets of the first-level cache.
+inline int64_t row_pitch(int64_t elements, int64_t element_bytes) {
+  return elements * element_bytes % 512 ? elements : elements + 64 / element_bytes;
+}
+
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 inline int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }

@@ -1,87 +1,14 @@
 // The correlation: packs the weight once, then every task packs boxes, multiplies and stores one tile of results.
-#include "dense_correlate.h"
+#include "dense_prefetch.h"
+#include "dense_run.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "dense_store.h"
 #include "threads.h"
 
 namespace convgrad {
 namespace {
-
-// What one run needs everywhere.
-template <typename T>
-struct Run {
-  const Correlation& plan;
-  const Arguments& arguments;
-  const Tensor& source;
-  const Tensor& result;
-  Packer<T> packer;
-  Store<T> store;
-  T* weight;
-  char* slots;
-
-  Run(const Correlation& correlation, const Arguments& args)
-      : plan(correlation), arguments(args),
-        source(correlation.problem.wrt & wrt_output ? args.x : args.y),
-        result(correlation.problem.wrt & wrt_output ? args.y : args.x),
-        packer(*correlation.problem.isa, correlation.problem.dtype, correlation.problem.compute),
-        store(*correlation.problem.isa, correlation.problem.out_dtype),
-        weight(reinterpret_cast<T*>(args.workspace)), slots(args.workspace + correlation.weight_bytes) {}
-
-  // Elements of the packed weight before [group][channel block][phase][panel][tap].
-  int64_t weight_at(int64_t group, int64_t block, const Phase& phase, int64_t panel) const {
-    const int64_t row = plan.tap_total * plan.panels * plan.panel;  // elements per summed channel
-    const int64_t before = group * plan.channel_pad + block * plan.channel_block;
-    return before * row + block_pad(block) * (phase.tap_base * plan.panels + panel * phase.tap_count) * plan.panel;
-  }
-  int64_t block_channels(int64_t block) const {
-    return std::min(plan.channel_block, plan.reduced - block * plan.channel_block);
-  }
-  int64_t block_pad(int64_t block) const { return plan.padded(block_channels(block)); }
-};
-
-template <typename T>
-void pack_weight(const Run<T>& run) {
-  const Correlation& plan = run.plan;
-  const Geometry& geo = plan.problem.geo;
-  const Tensor& w = run.arguments.w;
-  const bool forward = plan.problem.wrt & wrt_output;
-  const int64_t phases = int64_t(plan.phases.size());
-  const int64_t tasks = geo.G * plan.channel_blocks * phases * plan.panels;
-  parallel_for(tasks, run.arguments.threads, [&](int64_t task, int) {
-    const int64_t panel = task % plan.panels, rest = task / plan.panels;
-    const Phase& phase = plan.phases[size_t(rest % phases)];
-    const int64_t block = rest / phases % plan.channel_blocks, group = rest / phases / plan.channel_blocks;
-    const int64_t channels = run.block_channels(block), pad = run.block_pad(block);
-    const int64_t c0 = block * plan.channel_block, r0 = panel * plan.panel;
-    Matrix matrix;
-    matrix.channel_stride = forward ? w.stride[axis_i] : w.stride[axis_o];
-    matrix.position_stride = forward ? w.stride[axis_o] : w.stride[axis_i];
-    matrix.positions = plan.panel;
-    matrix.first = 0;
-    matrix.last = std::min(plan.panel, plan.results - r0);
-    matrix.channels = channels;
-    matrix.channels_padded = pad;
-    const char* base = w.data + group * geo.group_out() * w.stride[axis_o] + c0 * matrix.channel_stride +
-                       r0 * matrix.position_stride;
-    T* dst = run.weight + run.weight_at(group, block, phase, panel);
-    for (int td : phase.axis[0]->taps)
-      for (int th : phase.axis[1]->taps)
-        for (int tw : phase.axis[2]->taps) {
-          matrix.data = base + plan.taps[0].kernel_index[size_t(td)] * w.stride[axis_d] +
-                        plan.taps[1].kernel_index[size_t(th)] * w.stride[axis_h] +
-                        plan.taps[2].kernel_index[size_t(tw)] * w.stride[axis_w];
-          if (plan.pixels_are_rows) {
-            run.packer(matrix, Arrange::channel_pairs, dst, plan.panel * Packed<T>::pair);
-          } else {
-            run.packer(matrix, Arrange::by_position, dst, pad);
-          }
-          dst += pad * plan.panel;
-        }
-  });
-}
 
 // The taps that land for some pixels, as offsets (bytes) into the box and into the packed weight.
 struct TapList {
@@ -103,16 +30,11 @@ class TileTask {
 
  public:
   TileTask(const Run<T>& run, int64_t task, int slot) : run_(run), plan_(run.plan) {
-    const Geometry& geo = plan_.problem.geo;
-    for (int axis : {2, 1, 0}) {
-      origin_[axis] = task % plan_.tiles[axis] * plan_.tile[axis];
-      task /= plan_.tiles[axis];
-    }
-    block_ = task % plan_.blocks;
-    group_ = task / plan_.blocks % geo.G;
-    image_ = task / plan_.blocks / geo.G;
+    place(task, origin_, block_, group_, image_);
+    // The tile that this thread will probably get next.
+    next_ = std::min(task + run.arguments.threads, plan_.tasks() - 1);
     char* memory = run.slots + slot * plan_.slot_bytes;
-    box_ = reinterpret_cast<T*>(memory);
+    own_box_ = reinterpret_cast<T*>(memory);
     sums_ = reinterpret_cast<Sum*>(memory + plan_.box_bytes);
     tile_sums_ = plan_.gemm->max_rows * plan_.gemm->cols;
   }
@@ -125,14 +47,21 @@ class TileTask {
                 {plan_.source_size[0], plan_.source_size[1], plan_.source_size[2]}, 0, 0};
     const char* first_channel = view.data + group_ * plan_.reduced * view.channel_stride;
     bool clean = true;
+    plan_prefetch();
+    const bool direct = reads_directly(view);
     for (int64_t block = 0; block < plan_.channel_blocks; ++block) {
       view.data = first_channel + block * plan_.channel_block * view.channel_stride;
       view.channels = run_.block_channels(block);
       view.channels_padded = run_.block_pad(block);
-      box_pitch_ = plan_.pixels_are_rows ? view.channels_padded : plan_.box.positions() * Packed<T>::pair;
-      pack_box(run_.packer, view, plan_.box, origin_,
-               plan_.pixels_are_rows ? Arrange::by_position : Arrange::channel_pairs, box_, box_pitch_);
-      if (!plan_.pixels_are_rows) clear_slack(view.channels_padded);
+      box_pitch_ = plan_.pixels_are_rows ? row_pitch(view.channels_padded, sizeof(T)) : plan_.box.positions() * Packed<T>::pair;
+      if (direct) {
+        read_directly(view);
+      } else {
+        pack_box(run_.packer, view, plan_.box, origin_,
+                 plan_.pixels_are_rows ? Arrange::by_position : Arrange::channel_pairs, own_box_, box_pitch_);
+        box_ = own_box_;
+        if (!plan_.pixels_are_rows) clear_slack(view.channels_padded);
+      }
       int64_t sums_before = 0;
       for (const Phase& phase : plan_.phases) clean &= multiply_phase(phase, block, careful, sums_before);
     }
@@ -140,9 +69,67 @@ class TileTask {
   }
 
  private:
+  void place(int64_t task, int64_t (&origin)[3], int64_t& block, int64_t& group, int64_t& image) const {
+    for (int axis : {2, 1, 0}) {
+      origin[axis] = task % plan_.tiles[axis] * plan_.tile[axis];
+      task /= plan_.tiles[axis];
+    }
+    block = task % plan_.blocks;
+    group = task / plan_.blocks % plan_.problem.geo.G;
+    image = task / plan_.blocks / plan_.problem.geo.G;
+  }
+
+  // The next tile's source comes into the cache during this tile's products.
+  void plan_prefetch() {
+    const Tensor& source = run_.source;
+    int64_t origin[3], block, group, image;
+    place(next_, origin, block, group, image);
+    Region region{source.data + image * source.stride[axis_n] + group * plan_.reduced * source.stride[axis_c],
+                  source.stride[axis_c], {source.stride[axis_d], source.stride[axis_h], source.stride[axis_w]},
+                  std::min(plan_.reduced, plan_.channel_block), {}, {}, size_of(plan_.problem.dtype)};
+    for (int axis = 0; axis < 3; ++axis) {
+      const AxisLayout& layout = plan_.box.axis[axis];
+      int64_t first = INT64_MAX, last = INT64_MIN;
+      for (const AxisRun& run : layout.runs) {
+        first = std::min(first, origin[axis] * layout.step + run.start);
+        last = std::max(last, (origin[axis] + run.length - 1) * layout.step + run.start + 1);
+      }
+      region.first[axis] = std::clamp(first, int64_t(0), plan_.source_size[axis]);
+      region.last[axis] = std::clamp(last, int64_t(0), plan_.source_size[axis]);
+    }
+    prefetch_.clear();
+    prefetch_.add(region);
+    const int64_t pixels = plan_.tile[0] * plan_.tile[1] * plan_.tile[2];
+    const int64_t most = plan_.pixels_are_rows ? plan_.gemm->max_rows : plan_.gemm->cols;
+    prefetch_.spread(ceil_div(pixels, most) * plan_.panels_block * plan_.channel_blocks * int64_t(plan_.phases.size()));
+  }
+
+  // A kernel of one tap without padding and channels that lie as the micro-kernel reads them: no packing at all.
+  bool reads_directly(const Source& view) const {
+    const int64_t size = sizeof(T), pixel = view.stride[2] * plan_.taps[2].step;
+    if (!plan_.pixels_are_rows || plan_.tap_total != 1 || plan_.channel_blocks != 1) return false;
+    if (!run_.packer.stored_as_packed() || view.channel_stride != size || pixel <= 0 || pixel % size) return false;
+    if (plan_.reduced != plan_.padded(plan_.reduced) || reinterpret_cast<uintptr_t>(view.data) % size) return false;
+    for (int axis = 0; axis < 3; ++axis) {
+      if (plan_.taps[axis].offset.size() != 1) return false;  // taps that never land
+      const int64_t at = origin_[axis] * plan_.taps[axis].step + plan_.taps[axis].offset[0];
+      const int64_t length = std::min(plan_.tile[axis], plan_.extent[axis] - origin_[axis]);
+      if (at < 0 || at + (length - 1) * plan_.taps[axis].step >= plan_.source_size[axis]) return false;
+    }
+    return (plan_.tile[1] == 1 || view.stride[1] * plan_.taps[1].step == plan_.box.pitch * pixel) &&
+           (plan_.tile[0] == 1 || view.stride[0] * plan_.taps[0].step == plan_.box.height * plan_.box.pitch * pixel);
+  }
+  void read_directly(const Source& view) {
+    box_pitch_ = view.stride[2] * plan_.taps[2].step / int64_t(sizeof(T));
+    const char* at = view.data;
+    for (int axis = 0; axis < 3; ++axis)
+      at += (origin_[axis] * plan_.taps[axis].step + plan_.taps[axis].offset[0]) * view.stride[axis];
+    box_ = reinterpret_cast<const T*>(at);
+  }
+
   // NOTE: the last strip of a box reads past its end; the sums are dropped, but must not be slow (subnormals).
   void clear_slack(int64_t channels) {
-    std::memset(static_cast<void*>(box_ + channels / Packed<T>::pair * box_pitch_), 0,
+    std::memset(static_cast<void*>(own_box_ + channels / Packed<T>::pair * box_pitch_), 0,
                 size_t(plan_.gemm->cols) * Packed<T>::pair * sizeof(T));
   }
 
@@ -163,6 +150,7 @@ class TileTask {
         Sum* sums = sums_;
         if (plan_.channel_blocks > 1) sums += tile_sums_ * (1 + sums_before++);
         multiply(weight, panel, strip, block, careful, sums, phase, length);
+        prefetch_.some();
         if (last_block) clean &= store(phase, panel, strip, length, sums) || careful || tap_lists_[strip.taps].whole;
       }
     }
@@ -213,7 +201,7 @@ class TileTask {
           const int64_t position =
               plan_.box.tap_position(taps_d[size_t(td)], taps_h[size_t(th)], taps_w[size_t(tw)]);
           list.box_offset.push_back(position * box_step * int64_t(sizeof(T)));
-          list.weight_offset.push_back(index * pad * plan_.panel * int64_t(sizeof(T)));
+          list.weight_offset.push_back(index * run_.weight_pad(pad) * plan_.panel * int64_t(sizeof(T)));
         }
     tap_lists_.push_back(std::move(list));
     return tap_lists_.size() - 1;
@@ -293,7 +281,7 @@ class TileTask {
       call.rows = int(strip.count);
     } else {
       call.a = reinterpret_cast<const char*>(weight);
-      call.lda = pad * int64_t(sizeof(T));
+      call.lda = run_.weight_pad(pad) * int64_t(sizeof(T));
       call.a_offset = taps.weight_offset.data();
       call.b = box + strip.position * Packed<T>::pair * int64_t(sizeof(T));
       call.ldb = box_pitch_ * int64_t(sizeof(T));
@@ -377,8 +365,10 @@ class TileTask {
 
   const Run<T>& run_;
   const Correlation& plan_;
-  int64_t origin_[3], block_, group_, image_, box_pitch_ = 0, tile_sums_;
-  T* box_;
+  int64_t origin_[3], block_, group_, image_, next_, box_pitch_ = 0, tile_sums_;
+  T* own_box_;
+  const T* box_ = nullptr;  // own_box_, or the tensor itself
+  Prefetch prefetch_;
   Sum* sums_;
   struct Segment {
     int64_t first, count;
@@ -406,6 +396,7 @@ void run_correlation(const Correlation& plan, const Arguments& arguments) {
   if (plan.phases.empty()) return;
   pack_weight(run);
   parallel_for(plan.tasks(), arguments.threads, [&](int64_t task, int slot) {
+    const GemmScope scope(*plan.gemm);
     TileTask<T> tile(run, task, slot);
     if (!tile.work(false)) tile.work(true);
   });

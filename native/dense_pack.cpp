@@ -90,6 +90,11 @@ void Packer<T>::pack_pairs(const Lines& lines, T* dst, int64_t pitch) const {
   if constexpr (Packed<T>::pair == 1) {
     pack_same(lines, dst, pitch);
   } else {
+    // Dense lines of bf16 go straight to their places.
+    if (dtype_ == Dtype::bf16 && !reader_.round && lines.step == 2 && lines.first == 0 && lines.last == lines.length &&
+        lines.line_first == 0 && lines.line_last == lines.lines && lines.lines % 2 == 0)
+      return isa_.pair16(lines.data, lines.line_stride, lines.lines / 2, lines.length, reinterpret_cast<uint16_t*>(dst),
+                         pitch);
     alignas(64) T block[2][block_length];
     for (int64_t line = 0; line < lines.lines; line += 2)
       for (int64_t i = 0; i < lines.length; i += block_length) {

@@ -52,6 +52,12 @@ class Packer {
  public:
   Packer(const Isa& isa, Dtype dtype, Compute compute);
   void operator()(const Matrix& matrix, Arrange arrange, T* dst, int64_t pitch) const;
+  // Whether packing changes no bit of an element.
+  bool stored_as_packed() const {
+    return !reader_.round && dtype_ == (sizeof(T) == 8 ? Dtype::f64 : sizeof(T) == 4 ? Dtype::f32 : Dtype::bf16);
+  }
+  // n neighbouring elements as they are, converted and rounded.
+  void line(const char* src, int64_t n, T* dst) const { read(src, 0, size_of(dtype_), 1, n, dst, 0); }
 
  private:
   struct Lines;

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "bias.h"
+#include "dense_prefetch.h"
 #include "dense_store.h"
 #include "threads.h"
 
@@ -126,6 +127,7 @@ class SliceTask {
     std::memset(static_cast<void*>(sums_), 0, size_t(geo_.taps() * plan_.in_block * columns) * sizeof(Sum));
     const int64_t first = plan_.chunks * slice_ / plan_.slices, last = plan_.chunks * (slice_ + 1) / plan_.slices;
     for (int64_t chunk = first; chunk < last; ++chunk) {
+      if (chunk + 1 < last) plan_prefetch(chunk + 1);
       place_chunk(chunk);
       if (!careful) {
         pack_and_multiply(plan_.box, plan_.joined_rows, nullptr);
@@ -153,10 +155,36 @@ class SliceTask {
     images_ = std::min(plan_.images, geo_.N - first_image_);
   }
 
+  // What the next chunk reads comes into the cache during this chunk's products.
+  void plan_prefetch(int64_t chunk) {
+    place_chunk(chunk);
+    const Tensor &x = arguments_.x, &y = arguments_.y;
+    const int64_t size = size_of(plan_.problem.dtype);
+    prefetch_.clear();
+    for (int64_t i = 0; i < images_; ++i) {
+      Region in{x.data + (first_image_ + i) * x.stride[axis_n] + (group_ * geo_.group_in() + in_first_) * x.stride[axis_c],
+                x.stride[axis_c], {x.stride[axis_d], x.stride[axis_h], x.stride[axis_w]}, in_count_, {}, {}, size};
+      Region out{y.data + (first_image_ + i) * y.stride[axis_n] +
+                     (group_ * geo_.group_out() + out_first_) * y.stride[axis_c],
+                 y.stride[axis_c], {y.stride[axis_d], y.stride[axis_h], y.stride[axis_w]}, out_count_, {}, {}, size};
+      for (int axis = 0; axis < 3; ++axis) {
+        const int64_t stride = geo_.stride[axis];
+        in.first[axis] = std::clamp(origin_[axis] * stride + plan_.offsets[axis].front(), int64_t(0), geo_.in[axis]);
+        in.last[axis] = std::clamp((origin_[axis] + length_[axis] - 1) * stride + plan_.offsets[axis].back() + 1,
+                                   in.first[axis], geo_.in[axis]);
+        out.first[axis] = origin_[axis];
+        out.last[axis] = origin_[axis] + length_[axis];
+      }
+      prefetch_.add(in);
+      prefetch_.add(out);
+    }
+    prefetch_.spread(ceil_div(out_count_, plan_.gemm->cols) * ceil_div(in_count_, plan_.row_panel) * geo_.taps());
+  }
+
   void pack_and_multiply(const BoxLayout& box, bool joined, const std::array<int64_t, 3>* only) {
     const Tensor &x = arguments_.x, &y = arguments_.y;
     const int64_t positions = box.positions();
-    box_pitch_ = round_up(images_ * positions, 2);
+    box_pitch_ = row_pitch(round_up(images_ * positions, 2), sizeof(T));
     // One row of dy takes `row_pitch` positions; the positions of one plane are summed in one or in length[1] pieces.
     const int64_t row_pitch = joined ? box.pitch : round_up(length_[2], plan_.gemm->k_multiple);
     const int64_t plane = round_up(length_[1] * row_pitch, plan_.gemm->k_multiple);
@@ -296,6 +324,7 @@ class SliceTask {
               call.k = range.last - range.first;
               call.c = reinterpret_cast<char*>(sums_ + (tap * plan_.in_block + m) * columns + n);
               kernel(call);
+              prefetch_.some();
             }
       }
     }
@@ -330,6 +359,7 @@ class SliceTask {
     std::vector<int64_t> a_offset, b_offset;
   };
   std::vector<Rows> rows_;
+  Prefetch prefetch_;
   std::vector<Range> columns_;
 };
 
@@ -340,6 +370,7 @@ void run_weight_gradient(const WeightGradient& plan, const Arguments& arguments)
   const Geometry& geo = plan.problem.geo;
   const Packer<T> packer(*plan.problem.isa, plan.problem.dtype, plan.problem.compute);
   parallel_for(plan.blocks() * plan.slices, arguments.threads, [&](int64_t task, int slot) {
+    const GemmScope scope(*plan.gemm);
     SliceTask<T>(plan, arguments, packer, task, slot).work();
   });
   if (plan.slices > 1) {

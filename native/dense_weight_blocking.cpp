@@ -75,7 +75,7 @@ double WeightGradient::choose_blocking(int64_t element_bytes, int64_t limit, int
           for (int64_t in : channel_blocks(geo.group_in(), 1, 48))
             for (int64_t out : channel_blocks(geo.group_out(), gemm->cols, 64)) {
               const int64_t out_pad = round_up(out, gemm->cols);
-              const int64_t box_size = round_up(in * round_up(joined_images * box_room, 2) * element_bytes +
+              const int64_t box_size = round_up(in * row_pitch(round_up(joined_images * box_room, 2), element_bytes) * element_bytes + in * 64 +
                                                 2 * (multiple + layout.pitch) * element_bytes, 64);
               const int64_t dy_size = round_up(joined_images * dy_room * out_pad * element_bytes, 64);
               const int64_t sums = round_up(taps * in * out_pad * sum_bytes, 64);

@@ -35,6 +35,23 @@ struct Gemm {
   double flops_cycle;   // what one core does per cycle, for the cost model
   void (*run)(const GemmCall&);
   void (*run_half)(const GemmCall&);  // the same with cols/2 columns; null where there is none
+  void (*enter)();                    // called by a thread before its calls of a task (null: nothing to do), and after
+  void (*leave)();
+};
+
+// For the length of a task the thread is ready to run the kernel (tile registers are configured, and given back).
+class GemmScope {
+ public:
+  explicit GemmScope(const Gemm& gemm) : gemm_(gemm) {
+    if (gemm_.enter) gemm_.enter();
+  }
+  ~GemmScope() {
+    if (gemm_.leave) gemm_.leave();
+  }
+  GemmScope(const GemmScope&) = delete;
+
+ private:
+  const Gemm& gemm_;
 };
 
 // The kernels of one level, and its rearrangements of 32-bit words and of 16-bit pairs.

@@ -102,18 +102,30 @@ void multiply_16(const GemmCall& call) {
   if (two) _tile_stored(2, c + lower, ldc);
 }
 
-// NOTE: the configuration is loaded for every tile of sums and released after it: another library in this thread may
-// have left its own, and a tile register outlives the call otherwise.
+// NOTE: a configuration outlives no task: another library in this thread may have its own. Inside a task it is loaded
+// when the number of rows changes, because loading it waits for all tiles in flight.
+thread_local int configured_rows = 0;
+
+void enter() { configured_rows = 0; }
+void leave() {
+  if (configured_rows) _tile_release();
+  configured_rows = 0;
+}
+
+inline void configure(int rows) {
+  if (rows == configured_rows) return;
+  _tile_loadconfig(&configs.of_rows[rows]);
+  configured_rows = rows;
+}
+
 void run(const GemmCall& call) {
-  _tile_loadconfig(&configs.of_rows[call.rows]);
+  configure(call.rows);
   call.rows > 16 ? multiply_32<true>(call) : multiply_32<false>(call);
-  _tile_release();
 }
 
 void run_half(const GemmCall& call) {
-  _tile_loadconfig(&configs.of_rows[call.rows]);
+  configure(call.rows);
   call.rows > 16 ? multiply_16<true>(call) : multiply_16<false>(call);
-  _tile_release();
 }
 
 }  // namespace
@@ -130,6 +142,6 @@ bool amx_allowed() {
   return allowed;
 }
 
-const Gemm gemm_bf16_amx = {"bf16_f32_32x32_amx", 32, 32, 2, 32, 700, run, run_half};
+const Gemm gemm_bf16_amx = {"bf16_f32_32x32_amx", 32, 32, 2, 32, 700, run, run_half, enter, leave};
 
 }  // namespace convgrad

@@ -27,7 +27,10 @@ void tile(const GemmCall& call) {
     for (int64_t k = 0; k < pairs; ++k) {
       __m512bh bv[vectors];
 #pragma GCC unroll 2
-      for (int v = 0; v < vectors; ++v) bv[v] = (__m512bh)_mm512_loadu_si512(b + v * 64);
+      for (int v = 0; v < vectors; ++v) {
+        bv[v] = (__m512bh)_mm512_loadu_si512(b + v * 64);
+        __builtin_prefetch(b + 12 * ldb + v * 64);  // see gemm_tile.cpp
+      }
 #pragma GCC unroll 16
       for (int m = 0; m < rows; ++m) {
         int32_t pair;
@@ -65,6 +68,6 @@ void run_tile(const GemmCall& call) {
 
 }  // namespace
 
-const Gemm gemm_bf16_avx512 = {"bf16_f32_14x32_avx512_bf16", 14, 32, 2, 2, 64, run_tile<2>, run_tile<1>};
+const Gemm gemm_bf16_avx512 = {"bf16_f32_14x32_avx512_bf16", 14, 32, 2, 2, 64, run_tile<2>, run_tile<1>, nullptr, nullptr};
 
 }  // namespace convgrad

@@ -12,6 +12,9 @@ namespace {
 // Accumulators + two vectors of B + one broadcast fill the registers: 32 on AVX-512, 16 below.
 constexpr int max_rows = CONVGRAD_VECTOR_BYTES == 64 ? 14 : 6;
 
+// B usually comes from L2; so many k ahead it is fetched into L1.
+constexpr int64_t k_ahead = 12;
+
 template <typename V, typename T, int rows, int vectors>
 void tile(const GemmCall& call) {
   V sum[rows][vectors];
@@ -31,7 +34,10 @@ void tile(const GemmCall& call) {
     for (int64_t k = 0; k < call.k; ++k) {
       V bv[vectors];
 #pragma GCC unroll 2
-      for (int v = 0; v < vectors; ++v) bv[v] = load<V>(b + v * sizeof(V));
+      for (int v = 0; v < vectors; ++v) {
+        bv[v] = load<V>(b + v * sizeof(V));
+        __builtin_prefetch(b + k_ahead * ldb + v * sizeof(V));
+      }
 #pragma GCC unroll 16
       for (int m = 0; m < rows; ++m) {
         T value;
@@ -79,9 +85,9 @@ constexpr const char *name_f32 = "f32_f32_6x8_generic", *name_f64 = "f64_f64_6x4
 
 constexpr double flops_cycle = CONVGRAD_VECTOR_BYTES == 16 ? 8 : 32;  // Zen 4: two 256-bit FMAs a cycle
 const Gemm gemm_f32 = {name_f32, max_rows, 2 * lanes_f, 1, 1, flops_cycle, run_tile<VecF, float, 2>,
-                       run_tile<VecF, float, 1>};
+                       run_tile<VecF, float, 1>, nullptr, nullptr};
 const Gemm gemm_f64 = {name_f64, max_rows, 2 * lanes_d, 1, 1, flops_cycle / 2, run_tile<VecD, double, 2>,
-                       run_tile<VecD, double, 1>};
+                       run_tile<VecD, double, 1>, nullptr, nullptr};
 
 // ---- rearrangements ----
 

@@ -20,6 +20,9 @@ using DecodeBlock = void (*)(const char* src, int64_t line_stride, int64_t strid
 using RoundLine = void (*)(float* line, int64_t n);
 // n contiguous floats to n elements, `stride` bytes apart, with one rounding.
 using EncodeLine = void (*)(const float* src, int64_t n, char* dst, int64_t stride);
+// `lines` lines of n floats, `pitch` elements apart, to lines of elements `line_stride` bytes apart. True if one is NaN.
+using EncodeBlock = bool (*)(const float* src, int64_t pitch, int64_t lines, int64_t n, char* dst, int64_t line_stride,
+                             int64_t stride);
 // The same for doubles. Encoding rounds once from double to the type asked for.
 using DecodeLine64 = void (*)(const char* src, int64_t stride, int64_t n, double* dst);
 using EncodeLine64 = void (*)(const double* src, int64_t n, char* dst, int64_t stride);
@@ -33,11 +36,14 @@ struct Isa {
   int vector_bytes;  // 16, 32, 64
   DecodeLine decode[dtype_count];  // [Dtype::f64] is null
   DecodeBlock decode_block[dtype_count];
+  EncodeBlock encode_block[dtype_count];
   EncodeLine encode[dtype_count];  // float to any type, also double
   RoundLine round_hf32, round_hf32_even, round_hf32_10, round_hf32_10_even, round_bf16, round_f16;
   // Copies blocks of 16-bit elements as they are.
   void (*copy16)(const char* src, int64_t line_stride, int64_t stride, int64_t lines, int64_t n, uint16_t* dst,
                  int64_t pitch);
+  // The same for pairs of dense lines, interleaved: dst[pair*pitch + 2*i + (line of the pair)].
+  void (*pair16)(const char* src, int64_t line_stride, int64_t pairs, int64_t n, uint16_t* dst, int64_t pitch);
   DecodeLine64 decode64;                  // from Dtype::f64
   EncodeLine64 encode64[dtype_count];
   const GemmKernels* gemm;

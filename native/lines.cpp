@@ -1,6 +1,7 @@
 // Conversions of lines of elements between the stored number formats and float; compiled once per level.
 #include "lines.h"
 
+#include "formats.h"
 #include "simd.h"
 #if defined(__F16C__)
 #include <immintrin.h>
@@ -8,119 +9,6 @@
 
 namespace convgrad::CONVGRAD_ISA {
 namespace {
-
-template <typename To, typename From>
-inline To bits_as(From from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  memcpy(&to, &from, sizeof to);
-  return to;
-}
-template <typename T>
-inline T fetch(const char* p) {
-  T value;
-  memcpy(&value, p, sizeof value);
-  return value;
-}
-
-// ---- one element: stored bits to float ----
-
-struct F32 {
-  using Bits = uint32_t;
-  static inline float decode(Bits b) { return bits_as<float>(b); }
-  static inline Bits encode(float f) { return bits_as<Bits>(f); }
-};
-
-struct Bf16 {
-  using Bits = uint16_t;
-  static inline float decode(Bits b) { return bits_as<float>(uint32_t(b) << 16); }
-  static inline Bits encode(float f) {
-    uint32_t u = bits_as<uint32_t>(f);
-    uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1)) >> 16;
-    return Bits((u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : rounded);
-  }
-};
-
-struct F16 {
-  using Bits = uint16_t;
-  static inline float decode(Bits b) {
-    // Scaling by 2^112 moves the exponent bias from 15 to 127 and makes subnormals normal.
-    float magnitude = bits_as<float>(uint32_t(b & 0x7fffu) << 13) * bits_as<float>(0x77800000u);
-    uint32_t u = bits_as<uint32_t>(magnitude);
-    u |= (b & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;
-    return bits_as<float>(u | uint32_t(b & 0x8000u) << 16);
-  }
-  static inline Bits encode(float f) {
-    uint32_t u = bits_as<uint32_t>(f), sign = (u >> 16) & 0x8000u;
-    u &= 0x7fffffffu;
-    // Subnormal results: adding 1/2 ulp-aligned constant lets the FPU round to a multiple of 2^-24.
-    uint32_t tiny = bits_as<uint32_t>(bits_as<float>(u < 0x38800000u ? u : 0u) + 0.5f) - 0x3f000000u;
-    uint32_t normal = (u + 0xc8000fffu + ((u >> 13) & 1)) >> 13;
-    uint32_t r = u < 0x38800000u ? tiny : normal;
-    r = u >= 0x477ff000u ? 0x7c00u : r;              // rounds to 65536 or more
-    r = u > 0x7f800000u ? 0x7e00u | ((u >> 13) & 0x3ffu) : r;
-    return Bits(r | sign);
-  }
-};
-
-// e4m3fn and e5m2: nearest even; e4m3 has no Inf, what overflows becomes NaN; e5m2 overflows to Inf.
-template <int mantissa, int bias, uint32_t largest, uint32_t overflow, uint32_t nan>
-struct Float8 {
-  using Bits = uint8_t;
-  static inline float decode(Bits b) {
-    uint32_t code = b & 0x7fu;
-    float magnitude = bits_as<float>(code << (23 - mantissa)) * bits_as<float>(uint32_t(254 - bias) << 23);
-    uint32_t u = bits_as<uint32_t>(magnitude);
-    if (overflow == nan) {
-      u = code == nan ? 0x7fc00000u : u;
-    } else {
-      u = code == overflow ? 0x7f800000u : code > overflow ? 0x7fc00000u : u;
-    }
-    return bits_as<float>(u | uint32_t(b & 0x80u) << 24);
-  }
-  static inline Bits encode(float f) {
-    constexpr uint32_t smallest_normal = uint32_t(128 - bias) << 23, drop = 23 - mantissa;
-    // Adding 2^(23 - units) lets the FPU round a subnormal to a multiple of 2^(1 - bias - mantissa).
-    constexpr uint32_t anchor = uint32_t(127 + 23 + 1 - bias - mantissa) << 23;
-    uint32_t u = bits_as<uint32_t>(f), sign = (u >> 24) & 0x80u;
-    u &= 0x7fffffffu;
-    uint32_t tiny =
-        bits_as<uint32_t>(bits_as<float>(u < smallest_normal ? u : 0u) + bits_as<float>(anchor)) - anchor;
-    uint32_t normal = ((u + (1u << (drop - 1)) - 1 + ((u >> drop) & 1)) >> drop) - (uint32_t(127 - bias) << mantissa);
-    uint32_t r = u < smallest_normal ? tiny : normal;
-    r = u >= 0x7f800000u || r > largest ? overflow : r;
-    r = u > 0x7f800000u ? nan : r;
-    return Bits(r | sign);
-  }
-};
-using E4m3 = Float8<3, 7, 0x7e, 0x7f, 0x7f>;
-using E5m2 = Float8<2, 15, 0x7b, 0x7c, 0x7e>;
-
-// HiFloat8: a prefix code ("dot") gives the width of the exponent; ties go away from zero; one zero, one NaN.
-struct Hif8 {
-  using Bits = uint8_t;
-  static inline float decode(Bits b) { return hif8_values[b]; }
-  static inline Bits encode(float f) {
-    uint32_t u = bits_as<uint32_t>(f), sign = (u >> 24) & 0x80u;
-    u &= 0x7fffffffu;
-    if (u > 0x7f800000u) return 0x80;
-    if (u < 0x34000000u) return 0;             // below 2^-23
-    if (u >= 0x47200000u) return Bits(0x6f | sign);  // 1.25 * 2^15 and more
-    int exponent = int(u >> 23) - 127, size = exponent < 0 ? -exponent : exponent;
-    int kept = exponent < -15 ? 0 : size < 4 ? 3 : size < 8 ? 2 : 1;
-    u = (u + (1u << (22 - kept))) >> (23 - kept) << (23 - kept);
-    exponent = int(u >> 23) - 127;
-    if (exponent < -22) exponent = -22;
-    size = exponent < 0 ? -exponent : exponent;
-    if (exponent < -15) return Bits(sign | uint32_t(exponent + 23));
-    uint32_t fraction = u & 0x7fffffu, negative = exponent < 0;
-    if (size == 0) return Bits(sign | 0x08u | fraction >> 20);
-    if (size == 1) return Bits(sign | 0x10u | negative << 3 | fraction >> 20);
-    if (size < 4) return Bits(sign | 0x20u | negative << 4 | uint32_t(size - 2) << 3 | fraction >> 20);
-    if (size < 8) return Bits(sign | 0x40u | negative << 4 | uint32_t(size - 4) << 2 | fraction >> 21);
-    return Bits(sign | 0x60u | negative << 4 | uint32_t(size - 8) << 1 | fraction >> 22);
-  }
-};
 
 // ---- lines ----
 
@@ -235,6 +123,32 @@ CONVGRAD_LINEWISE(E4m3)
 CONVGRAD_LINEWISE(E5m2)
 CONVGRAD_LINEWISE(Hif8)
 
+#if defined(__AVX512F__)
+// Every second element of a dense line; never reads past the last one wanted.
+inline void take_second(const char* src, int64_t n, uint16_t* dst) {
+  for (int64_t i = 0; i < n; i += 32) {
+    const int64_t count = n - i < 32 ? n - i : 32, wanted = 2 * count - 1;
+    const __mmask32 low = wanted >= 32 ? 0xffffffffu : (1u << wanted) - 1;
+    const __mmask32 high = wanted <= 32 ? 0u : (1u << (wanted - 32)) - 1;
+    const __m512i a = _mm512_maskz_loadu_epi16(low, src + 4 * i), b = _mm512_maskz_loadu_epi16(high, src + 4 * i + 64);
+    // The low halves of the 32-bit words are the elements wanted.
+    const __m256i lower = _mm512_cvtepi32_epi16(a), upper = _mm512_cvtepi32_epi16(b);
+    const __mmask32 out = count == 32 ? 0xffffffffu : (1u << count) - 1;
+    _mm512_mask_storeu_epi16(dst + i, out, _mm512_inserti64x4(_mm512_castsi256_si512(lower), upper, 1));
+  }
+}
+inline void take_second(const char* src, int64_t n, float* dst) {
+  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  for (int64_t i = 0; i < n; i += 16) {
+    const int64_t count = n - i < 16 ? n - i : 16, wanted = 2 * count - 1;
+    const __mmask16 low = __mmask16(wanted >= 16 ? 0xffffu : (1u << wanted) - 1);
+    const __mmask16 high = __mmask16(wanted <= 16 ? 0u : (1u << (wanted - 16)) - 1);
+    const __m512 a = _mm512_maskz_loadu_ps(low, src + 8 * i), b = _mm512_maskz_loadu_ps(high, src + 8 * i + 64);
+    _mm512_mask_storeu_ps(dst + i, __mmask16((1u << count) - 1), _mm512_permutex2var_ps(a, even, b));
+  }
+}
+#endif
+
 template <typename Format>
 void decode_block(const char* src, int64_t line_stride, int64_t stride, int64_t lines, int64_t n, float* dst,
                   int64_t pitch) {
@@ -243,6 +157,17 @@ void decode_block(const char* src, int64_t line_stride, int64_t stride, int64_t 
     if (stride == size) {
       if (line + lines_ahead < lines) prefetch_line(src + lines_ahead * line_stride, n * size);
       decode_dense<Format>(src, n, dst);
+#if defined(__AVX512F__)
+    } else if (stride == 2 * size && size == 4) {
+      take_second(src, n, dst);
+    } else if (stride == 2 * size && size == 2) {
+      alignas(64) uint16_t part[256];
+      for (int64_t i = 0; i < n; i += 256) {
+        const int64_t count = n - i < 256 ? n - i : 256;
+        take_second(src + i * stride, count, part);
+        decode_dense<Format>(reinterpret_cast<const char*>(part), count, dst + i);
+      }
+#endif
     } else {
       for (int64_t i = 0; i < n; ++i) dst[i] = Format::decode(fetch<typename Format::Bits>(src + i * stride));
     }
@@ -252,6 +177,12 @@ void decode_block(const char* src, int64_t line_stride, int64_t stride, int64_t 
 void copy16_block(const char* src, int64_t line_stride, int64_t stride, int64_t lines, int64_t n, uint16_t* dst,
                   int64_t pitch) {
   for (int64_t line = 0; line < lines; ++line, src += line_stride, dst += pitch) {
+#if defined(__AVX512F__)
+    if (stride == 4) {
+      take_second(src, n, dst);
+      continue;
+    }
+#endif
     if (stride != 2) {
       for (int64_t i = 0; i < n; ++i) dst[i] = fetch<uint16_t>(src + i * stride);
       continue;
@@ -268,6 +199,78 @@ void copy16_block(const char* src, int64_t line_stride, int64_t stride, int64_t 
     memcpy(dst, src, size_t(n) * 2);
 #endif
   }
+}
+
+void pair16_block(const char* src, int64_t line_stride, int64_t pairs, int64_t n, uint16_t* dst, int64_t pitch) {
+  for (int64_t pair = 0; pair < pairs; ++pair, src += 2 * line_stride, dst += pitch) {
+    if (pair + lines_ahead / 2 < pairs) {
+      prefetch_line(src + lines_ahead * line_stride, n * 2);
+      prefetch_line(src + (lines_ahead + 1) * line_stride, n * 2);
+    }
+    const char* odd = src + line_stride;
+    int64_t i = 0;
+#if defined(__AVX512F__)
+    for (; i + 16 <= n; i += 16) {
+      const __m512i a = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(src + 2 * i)));
+      const __m512i b = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(odd + 2 * i)));
+      _mm512_storeu_si512(dst + 2 * i, _mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
+    }
+#endif
+    for (; i < n; ++i) {
+      dst[2 * i] = fetch<uint16_t>(src + 2 * i);
+      dst[2 * i + 1] = fetch<uint16_t>(odd + 2 * i);
+    }
+  }
+}
+
+#if defined(__AVX512F__)
+inline void store_vector(F32, char* dst, __mmask16 mask, __m512 v) { _mm512_mask_storeu_ps(dst, mask, v); }
+inline void store_vector(F16, char* dst, __mmask16 mask, __m512 v) {
+  _mm256_mask_storeu_epi16(dst, mask, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+inline void store_vector(Bf16, char* dst, __mmask16 mask, __m512 v) {
+  const __m512i u = _mm512_castps_si512(v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  __m512i r = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+  r = _mm512_mask_or_epi32(r, nan, _mm512_srli_epi32(u, 16), _mm512_set1_epi32(0x40));
+  _mm256_mask_storeu_epi16(dst, mask, _mm512_cvtepi32_epi16(r));
+}
+#endif
+
+template <typename Format, bool vectors>
+bool encode_block(const float* src, int64_t pitch, int64_t lines, int64_t n, char* dst, int64_t line_stride,
+                  int64_t stride) {
+  [[maybe_unused]] constexpr int64_t size = sizeof(typename Format::Bits);
+  int nan = 0;
+  for (int64_t line = 0; line < lines; ++line, src += pitch, dst += line_stride) {
+#if defined(__AVX512F__)
+    if constexpr (vectors) {
+      if (stride == size) {
+        for (int64_t i = 0; i < n; i += 16) {
+          const __mmask16 mask = __mmask16(n - i < 16 ? (1u << (n - i)) - 1 : 0xffffu);
+          const __m512 v = _mm512_maskz_loadu_ps(mask, src + i);
+          nan |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+          store_vector(Format{}, dst + i * size, mask, v);
+        }
+        continue;
+      }
+    }
+#endif
+    for (int64_t i = 0; i < n; ++i) nan |= src[i] != src[i];
+    encode_line<Format>(src, n, dst, stride);
+  }
+  return nan != 0;
+}
+
+bool encode_block_f64(const float* src, int64_t pitch, int64_t lines, int64_t n, char* dst, int64_t line_stride,
+                      int64_t stride) {
+  int nan = 0;
+  for (int64_t line = 0; line < lines; ++line) {
+    for (int64_t i = 0; i < n; ++i) nan |= src[line * pitch + i] != src[line * pitch + i];
+    encode_line_f64(src + line * pitch, n, dst + line * line_stride, stride);
+  }
+  return nan != 0;
 }
 
 // ---- rounding to fewer mantissa bits, the exponent range stays that of float ----
@@ -345,7 +348,14 @@ void fill_lines(Isa& isa) {
   }
   const DecodeBlock blocks[] = {nullptr,            decode_block<F32>,  decode_block<Bf16>, decode_block<F16>,
                                 decode_block<E4m3>, decode_block<E5m2>, decode_block<Hif8>};
-  for (int i = 0; i < dtype_count; ++i) isa.decode_block[i] = blocks[i];
+  const EncodeBlock encode_blocks[] = {encode_block_f64,          encode_block<F32, true>,   encode_block<Bf16, true>,
+                                       encode_block<F16, true>,   encode_block<E4m3, false>, encode_block<E5m2, false>,
+                                       encode_block<Hif8, false>};
+  for (int i = 0; i < dtype_count; ++i) {
+    isa.decode_block[i] = blocks[i];
+    isa.encode_block[i] = encode_blocks[i];
+  }
+  isa.pair16 = pair16_block;
   isa.copy16 = copy16_block;
   isa.decode64 = decode_line64;
   isa.round_hf32 = round_line<12, false>;

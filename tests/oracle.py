@@ -6,6 +6,7 @@ counted in `refused`; one that tests/refusals.py does not expect is a failure.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections import Counter
@@ -16,8 +17,8 @@ import numpy as np
 from refusals import expected_refusal
 
 from convgrad import Plan, Problem, Unsupported, plan
+from convgrad.machine import backend_states
 from convgrad.numbers import FORMATS, decode, encode, storage_dtype
-from convgrad.plan import BACKENDS, load
 from convgrad.problem import SPATIAL_LETTERS, axis_order
 from convgrad.verify import (
     POISON,
@@ -41,27 +42,19 @@ refused: Counter[tuple[str, str]] = Counter()
 passed: Counter[str] = Counter()
 
 
+@functools.cache
+def states() -> dict[str, str | None]:
+    return backend_states()
+
+
 def available_backends() -> list[str]:
     """The backends that load here; the Triton interpreter counts when TRITON_INTERPRET=1 is set."""
-    names = []
-    for name in BACKENDS:
-        try:
-            load(name)
-        except Unsupported:
-            continue
-        names.append(name)
-    return names
+    return [name for name, reason in states().items() if reason is None]
 
 
 def missing_backends() -> dict[str, str]:
     """Why the other backends are not available here."""
-    reasons = {}
-    for name in BACKENDS:
-        try:
-            load(name)
-        except Unsupported as error:
-            reasons[name] = str(error)
-    return reasons
+    return {name: reason for name, reason in states().items() if reason is not None}
 
 
 def interpreted(backend: str) -> bool:
@@ -153,7 +146,8 @@ def run_guarded(problem: Problem | str, backend: str, operands: dict[str, Array]
         array = Guarded(problem.conv.shape_of(wrt), problem.out_dtype, axis_orders(problem, wrt), style)
         array.fill(encode(np.full(array.shape, POISON[problem.out_dtype]), problem.out_dtype))
         outputs.append(array)
-    workspace = Guarded((chosen.workspace_bytes,), "hifloat8", (0,), "offset")  # bytes, at an odd address
+    # Bytes, at an odd address; on a GPU memory is handed out in aligned blocks.
+    workspace = Guarded((chosen.workspace_bytes,), "hifloat8", (0,), "contiguous" if backend == "triton" else "offset")
     before = [array.raw.copy() for array in inputs] + [array.snapshot() for array in outputs]
     guards = workspace.snapshot()
     execute(chosen, backend, inputs, outputs, workspace)

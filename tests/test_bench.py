@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import signal
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -176,7 +177,7 @@ class PlainArena(CpuArena):
 
     def __init__(self, backend: str, peer: Peer | None = None) -> None:
         self.threads, self.peer, self.backend, self.clock = 1, peer, backend, "wall"
-        self.ceilings = ceilings.Ceilings(1e12, 0, 1e12, "made up")
+        self.memory, self.ceilings = "fresh", ceilings.Ceilings(1e12, 0, 1e12, "made up")
 
 
 @pytest.fixture
@@ -262,6 +263,27 @@ def test_ceilings_are_plausible() -> None:
     assert limits.seconds(problem) == pytest.approx(problem.flops / 1e9)
     assert limits.seconds(problem.with_(dtype="bfloat16", out_dtype="")) == pytest.approx(problem.flops / 4e9)
     assert ceilings.Ceilings(1e15, 0, 1e3, "").seconds(problem) == pytest.approx(problem.min_bytes / 1e3)
+
+
+def test_freed_memory_is_kept() -> None:
+    """Faults of a child that allocates 16 times 64 MB: some for each allocation, or some for the first only."""
+    script = ("import sys, resource, ctypes; from convgrad.benchmark.allocator import keep_freed_memory\n"
+              "kept = sys.argv[1] == 'kept' and keep_freed_memory()\n"
+              "if sys.argv[1] == 'kept' and not kept: print(-1); sys.exit()\n"
+              "libc = ctypes.CDLL(None); libc.malloc.restype = ctypes.c_void_p\n"
+              "libc.free.argtypes = [ctypes.c_void_p]; size = 64 << 20\n"
+              "before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+              "for _ in range(16):\n"
+              "    block = libc.malloc(ctypes.c_size_t(size)); ctypes.memset(block, 1, size); libc.free(block)\n"
+              "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)")
+    faults = {}
+    for memory in ("kept", "fresh"):
+        done = subprocess.run([sys.executable, "-c", script, memory], capture_output=True, text=True, check=True,
+                              env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        faults[memory] = int(done.stdout)
+    if faults["kept"] < 0:
+        pytest.skip("this C library cannot be told")
+    assert faults["kept"] * 8 <= faults["fresh"]
 
 
 # ---- the peer ---------------------------------------------------------------------------------------------------

@@ -104,6 +104,29 @@ def first_block(run: Launch, piece: ascendc.Piece | None = None, output: int | N
     run.op.GetTensorC(run.output[piece.offsetC if output is None else output])
 
 
+def exchange_tensors(run: Launch) -> None:
+    run.grad_output, run.weight = run.weight, run.grad_output
+    first_block(run)
+
+
+def iterate_on(run: Launch) -> None:
+    run.finish(run.begin())
+    run.op.Iterate()
+
+
+def plain_output(run: Launch) -> None:
+    """The sample of the page as it stands: gradInputType is NCDHW, GetTensorC gets dX."""
+    run.op = Conv3DBackpropInput(*ascendc.conv_types(half, ConvFormat.NCDHW))
+    run.finish(run.begin())
+
+
+def transpose_too_early(run: Launch) -> None:
+    run.op = Conv3DBackpropInput(*ascendc.conv_types(half, ConvFormat.NCDHW))
+    run.begin()
+    run.op.Iterate()
+    ascendc.TransposeBlock(run.op, GlobalTensor(np.zeros(256, half)), run.output)
+
+
 def end_twice(run: Launch) -> None:
     run.finish(run.begin())
     run.op.End()
@@ -195,6 +218,7 @@ PROVOKED: list[tuple[str, str, Callable[[], None]]] = [
     ("argument-order", "SetSingleShape(M, N, K)",
      launch(lambda run: run.begin(singleShapeK=32, singleShapeN=288))),
     ("argument-order", "SetStartPosition(row, depth)", launch(lambda run: run.begin(d=-1, curHoStartIdx=0))),
+    ("argument-order", "the tensors of SetGradOutput and SetWeight exchanged", launch(exchange_tensors)),
     ("single-shape", "K of half the channels", launch(lambda run: run.begin(singleShapeK=144))),
     ("single-shape", "N beyond the channels", launch(lambda run: run.begin(singleShapeN=49))),
     ("resident-weights", "two blocks of channels over weights that stay in L1",
@@ -221,6 +245,9 @@ PROVOKED: list[tuple[str, str, Callable[[], None]]] = [
     ("no-block", "GetTensorC before Iterate", launch(take_before_iterate)),
     ("block-taken", "GetTensorC twice", launch(take_twice)),
     ("first-iter", "the next piece without isFirstIter_", launch(forget_first_iter)),
+    ("first-iter", "Iterate again after it returned False", launch(iterate_on)),
+    ("workspace", "NCDHW blocks written to dX itself", launch(plain_output)),
+    ("no-block", "TransposeBlock before GetTensorC", launch(transpose_too_early)),
     ("not-zeroed", "initOutputFlag = 1, output not zeroed",
      launch(lambda run: first_block(run), tiling=small_tiling(initOutputFlag=1))),
     ("written-twice", "the same piece twice", launch(write_twice)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from ascendc_problems import Case, random_case, small_tile
@@ -210,8 +212,10 @@ def test_arguments_of_run_are_checked() -> None:
         ascendc.run(dy[0], w, input_size=(2, 7, 7))
     with pytest.raises(ValueError, match="dy has 3 channels, w has 4 output channels"):
         ascendc.run(dy[:, :3], w, input_size=(2, 7, 7))
-    with pytest.raises(ValueError, match="leave input_size out"):
+    with pytest.raises(ValueError, match=r"input_size=\(2, 7, 7\): .* output_padding=1 gives \(3, 8, 8\)"):
         ascendc.run(dy, w, input_size=(2, 7, 7), output_padding=1)
+    with pytest.raises(ValueError, match="cores must be at least 1, got 0"):
+        ascendc.run(dy, w, input_size=(2, 7, 7), cores=0)
     with pytest.raises(Unsupported, match=r"height: input 9 with pads 0, 0, kernel 3.* gives 7 outputs, dY has 5"):
         ascendc.run(dy, w, input_size=(2, 9, 7))
     other = ascendc.find_tiling(ascendc.describe((1, 4, 2, 6, 5), w.shape, dy.dtype, input_size=(2, 8, 7)))
@@ -223,8 +227,43 @@ def test_arguments_of_run_are_checked() -> None:
 
 def test_a_long_run_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     dy, w = np.zeros((1, 4, 2, 5, 5), np.float16), np.zeros((4, 3, 1, 3, 3), np.float16)
-    from convgrad.frontends.ascendc import operator
+    from convgrad.frontends.ascendc import duration
 
-    monkeypatch.setattr(operator, "SAY_HOW_LONG", 0.0)
+    monkeypatch.setattr(duration, "SAY_HOW_LONG", 0.0)
     with pytest.warns(ascendc.LongRun, match=r"this run will take about \d+ s"):
         ascendc.run(dy, w, input_size=(2, 7, 7))
+    with pytest.warns(ascendc.LongRun, match=r"this run will take about \d+ s"):
+        ascendc.run_filter(dy, np.zeros((1, 3, 2, 7, 7), np.float16), kernel_size=(1, 3, 3))
+
+
+def spellings() -> list[dict[str, Any]]:
+    """The same problem: input 4x6x8, kernel 1x3x3, stride 1, height and width padded by 1."""
+    return [
+        {"input_size": [4, 6, 8], "padding": [0, 1, 1]},
+        {"input_size": np.array([4, 6, 8]), "padding": (np.int64(0), np.int32(1), 1), "stride": np.int64(1)},
+        {"input_size": (4, 6, 8), "padding": ((0, 0), (1, 1), (1, 1)), "dilation": [1, 1, 1], "cores": np.int64(3)},
+        {"input_size": (4, 6, 8), "padding": (0, 0, 1, 1, 1, 1)},
+        {"input_size": (4, 6, 8), "padding": np.array([0, 0, 1, 1, 1, 1])},
+        {"input_size": (4, 6, 8), "padding": (0, 1, 1), "output_padding": (0, 0, 0)},
+        {"padding": (0, 1, 1), "output_padding": 0},
+        {"padding": (0, 1, 1)},
+    ]
+
+
+@pytest.mark.parametrize("arguments", spellings(), ids=str)
+def test_arguments_may_be_spelt_in_several_ways(arguments: dict[str, Any]) -> None:
+    rng = np.random.default_rng(4)
+    dy = rng.integers(-2, 3, (1, 20, 4, 6, 8)).astype(np.float16)
+    w = rng.integers(-2, 3, (20, 18, 1, 3, 3)).astype(np.float16)
+    exact = convgrad.input_grad(dy, w, (4, 6, 8), padding=(0, 1, 1), backend="reference")
+    assert np.array_equal(ascendc.run(dy, w, **arguments), exact)
+
+
+def test_transposed_convolution_by_name_and_with_its_size() -> None:
+    rng = np.random.default_rng(5)
+    x = rng.integers(-2, 3, (1, 5, 2, 3, 4)).astype(np.float16)
+    w = rng.integers(-2, 3, (5, 7, 2, 3, 3)).astype(np.float16)
+    geometry: dict[str, Any] = {"stride": 2, "padding": (0, 1, 1), "output_padding": (0, 1, 0)}
+    expected = convgrad.conv_transpose(x, w, **geometry, backend="reference")
+    assert np.array_equal(ascendc.Conv3DTranspose(x, w, **geometry, cores=2), expected)
+    assert np.array_equal(ascendc.run(x, w, input_size=expected.shape[2:], **geometry), expected)

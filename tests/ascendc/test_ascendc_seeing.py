@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import struct
@@ -16,7 +15,7 @@ import pytest
 from ascendc_problems import random_case, small_tile
 
 from convgrad import ascendc
-from convgrad.frontends.ascendc import commands
+from convgrad.cli import main
 from convgrad.frontends.ascendc.drawing import Drawing, Rectangle, Text
 from convgrad.frontends.ascendc.font import glyphs
 from convgrad.frontends.ascendc.picture import UNWRITTEN, core_colour, shade
@@ -174,10 +173,7 @@ def test_cpp_text_holds_the_numbers_of_the_problem() -> None:
 
 
 def call(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    commands.add_commands(parser.add_subparsers())
-    args = parser.parse_args(["ascendc", *words])
-    return int(args.run(args))
+    return main(["ascendc", *words])
 
 
 PROBLEM = "input_grad bf16 n1 c17 k15 i4x12x14 w2x2x2 s2x2x2"
@@ -195,17 +191,27 @@ def test_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture
     assert len(lines.read_text().splitlines()) == 4 * 6
 
 
-@pytest.mark.parametrize(("words", "reason"), [
-    (["input_grad f16 n1 c8 k8 i9x9 w3x3 p4x4"], "padUp=4 is larger than 2"),
-    (["input_grad f16 n1 c8 k8 i9x9 w3x3 g2"], "groups=2: Conv3DBackpropInput takes one group"),
-    (["bias_grad f16 n1 c8 k8 i9x9 w3x3"], "computes input_grad and weight_grad, not 'bias'"),
-    ([PROBLEM, "--set", "baseM=20"], "baseM=20 is not a multiple of 16"),
-    ([PROBLEM, "--set", "baseQ=20"], "--set baseQ=20: expected FIELD=NUMBER"),
-    ([PROBLEM, "--depth", "9"], "--depth 9: dX has the depths 0..3"),
+@pytest.mark.parametrize(("words", "code", "reason"), [
+    (["input_grad f16 n1 c8 k8 i9x9 w3x3 p4x4"], 3, "padUp=4 is larger than 2"),
+    (["input_grad f16 n1 c8 k8 i9x9 w3x3 g2"], 3, "groups=2: Conv3DBackpropInput takes one group"),
+    (["bias_grad f16 n1 c8 k8 i9x9 w3x3"], 3, "computes input_grad and weight_grad, not 'bias'"),
+    ([PROBLEM, "--product", "Ascend950"], 3, "the API does not exist on Ascend950"),
+    ([PROBLEM, "--product", "Ascend310"], 2, "product 'Ascend310' is none of Ascend910B"),
+    ([PROBLEM, "--set", "baseM=20"], 2, "baseM=20 is not a multiple of 16"),
+    ([PROBLEM, "--set", "baseQ=20"], 2, "--set baseQ=20: expected FIELD=NUMBER"),
+    ([PROBLEM, "--depth", "9"], 2, "--depth 9: dX has the depths 0..3"),
 ])
-def test_command_refuses_with_a_reason(words: Sequence[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(*words) == 1
+def test_command_refuses_with_a_reason(words: Sequence[str], code: int, reason: str,
+                                       capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*words) == code
     assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["input_grad f16 n1"], [PROBLEM, "--cores", "0"]])
+def test_command_refuses_bad_arguments(words: Sequence[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        call(*words)
+    assert stopped.value.code == 2
 
 
 def test_command_takes_two_axes_and_weight_gradients(capsys: pytest.CaptureFixture[str]) -> None:

@@ -311,3 +311,51 @@ def test_transpose_on_950():
     assert plan_transpose(product="ASCEND_950", dtype=H8).problem.out_dtype == "hifloat8"
     with pytest.raises(GraphError, match="output_padding must be 0 with HIFLOAT8"):
         plan_transpose(product="ASCEND_950", dtype=H8, output_padding=(0, 0, 1, 0, 0))
+
+
+@pytest.mark.parametrize("options, words", [
+    ({"data_format": "NCX"}, "data_format='NCX' is none of"),
+    ({"filter_format": "OIDHW"}, "filter_format='OIDHW' is none of"),
+    ({"y_format": "FRACTAL"}, "y_format='FRACTAL' is none of"),
+    ({"pads": 1}, "pads must be a sequence of integers"),
+    ({"pads": [0.5] * 6}, "pads must be a sequence of integers"),
+    ({"strides": 1}, "strides must be a sequence of integers"),
+    ({"strides": [1, 1, 1.0, 1, 1]}, "strides must be a sequence of integers"),
+])
+def test_attributes_of_the_wrong_kind_fail_the_graph(options, words):
+    with pytest.raises(GraphError, match=words):
+        plan_input(**options)
+
+
+def test_a_stride_of_zero_in_shape_inference():
+    with pytest.raises(GraphError, match="strides must be at least 1"):
+        TransposeV2.infer_shape([0] * 5, (1, 2, 3, 3, 3), (2, 4, 2, 2, 2), strides=[1, 1, 0, 1, 1], pads=[0] * 6,
+                                padding="SAME", data_format="NCDHW")
+
+
+def test_absent_padding_means_pads_as_given():
+    assert plan_input(padding=None).problem == plan_input().problem == plan_input(padding="VALID").problem
+
+
+def test_shapes_of_numpy_integers():
+    x, filter = (tuple(np.array(shape)) for shape in ((1, 2, 3, 3, 3), (2, 4, 2, 2, 2)))
+    assert TransposeV2.infer_shape([0] * 5, x, filter, strides=[1] * 5, pads=[0] * 6,
+                                   data_format="NCDHW") == (1, 4, 4, 4, 4)
+
+
+@pytest.mark.parametrize("groups, filter, blocks, right", [
+    (1, (512, 512, 3, 3, 3), (864, 32, 16, 16), True), (1, (512, 512, 3, 3, 3), (864, 16, 16, 16), False),
+    (2, (30, 17, 2, 2, 2), (32, 1, 16, 16), False), (2, (30, 17, 2, 2, 2), (24, 2, 16, 16), True),
+])
+def test_storage_shapes_of_descriptors(groups, filter, blocks, right):
+    """Blocks are checked without data as well; a descriptor that does not tell them is taken as it is."""
+    size, dy = (1, filter[1] * groups, 4, 4, 4), (1, filter[0], *(5 - extent for extent in filter[2:]))
+    weight, plain = (aclTensor(shape=filter, dtype=B, format="FRACTAL_Z_3D", **storage)
+                     for storage in ({"storage_shape": blocks}, {}))
+    call = {"strides": [1] * 5, "pads": [0] * 6, "groups": groups, "data_format": "NCDHW", "backend": "reference"}
+    assert InputV2.plan(size, plain, tensor(dy, B, "NCDHW"), **call)
+    if right:
+        assert InputV2.plan(size, weight, tensor(dy, B, "NCDHW"), **call)
+    else:
+        with pytest.raises(GraphError, match=r"filter in FRACTAL_Z_3D must have the storage shape"):
+            InputV2.plan(size, weight, tensor(dy, B, "NCDHW"), **call)

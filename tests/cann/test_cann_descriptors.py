@@ -39,15 +39,16 @@ def test_numbers_of_statuses(name, number):
 
 # --- aclTensor -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", ["FLOAT", "float32", "ACL_FLOAT", np.float32, np.dtype("float32"), 0,
-                                   aclDataType.ACL_FLOAT])
-@pytest.mark.parametrize("form", ["NCHW", "nchw", "ACL_FORMAT_NCHW", 0, aclFormat.ACL_FORMAT_NCHW])
+                                   np.int32(0), "FP32", "f32", aclDataType.ACL_FLOAT])
+@pytest.mark.parametrize("form", ["NCHW", "nchw", "ACL_FORMAT_NCHW", 0, np.int64(0), aclFormat.ACL_FORMAT_NCHW])
 def test_names_numbers_and_members(dtype, form):
     tensor = aclTensor(shape=(1, 2, 3, 4), dtype=dtype, format=form)
     assert (tensor.dtype, tensor.format) == (aclDataType.ACL_FLOAT, aclFormat.ACL_FORMAT_NCHW)
 
 
 @pytest.mark.parametrize("dtype, wanted", [("BFLOAT16", 27), ("BF16", 27), (ml_dtypes.bfloat16, 27), ("HIFLOAT8", 34),
-                                           ("FLOAT8_E4M3FN", 36), (ml_dtypes.float8_e4m3fn, 36), ("INT64", 9)])
+                                           ("FLOAT8_E4M3FN", 36), (ml_dtypes.float8_e4m3fn, 36), ("INT64", 9),
+                                           (np.int64(1), 1), ("fp16", 1), ("FP8_E4M3FN", 36)])
 def test_other_data_types(dtype, wanted):
     assert aclTensor(shape=(1,), dtype=dtype).dtype == wanted
 

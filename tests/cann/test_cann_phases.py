@@ -152,9 +152,8 @@ def test_messages_belong_to_their_thread(backend):
 
 
 def test_wrong_python_types_are_python_errors():
-    dy = np.ones((4, 2, 3), np.float32)
-    with pytest.raises(TypeError, match="gradOutput must be an aclTensor"):
-        cann.aclnnConvolutionBackwardGetWorkspaceSize(dy, None, None, None, [1], [0], [1], False, [0], 1, [1] * 3, 0,
+    with pytest.raises(TypeError, match="gradOutput must be an aclTensor, an array or None, got list"):
+        cann.aclnnConvolutionBackwardGetWorkspaceSize([1.0], None, None, None, [1], [0], [1], False, [0], 1, [1] * 3, 0,
                                                       None, None, None)
     with pytest.raises(TypeError, match="stride must be a sequence"):
         cann.aclnnConvolutionBackwardGetWorkspaceSize(None, None, None, None, 1, [0], [1], False, [0], 1, [1] * 3, 0,
@@ -162,6 +161,28 @@ def test_wrong_python_types_are_python_errors():
     with pytest.raises(ValueError, match="product='A9'"):
         cann.aclnnConvolutionBackwardGetWorkspaceSize(None, None, None, None, [1], [0], [1], False, [0], 1, [1] * 3, 0,
                                                       None, None, None, product="A9")
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_arrays_without_a_descriptor(axes, backend):
+    """A bare array has the format of its rank: (ND, NCHW, NCDHW)."""
+    dy, x, w = (np.ones((n, 2, *(size,) * axes), np.float32) for n, size in ((1, 3), (1, 3), (2, 1)))
+    dx, dw, db = np.full(x.shape, 7, np.float32), np.full(w.shape, 7, np.float32), np.full(2, 7, np.float32)
+    status, size, executor = cann.aclnnConvolutionBackwardGetWorkspaceSize(
+        dy, x, w, [2], [1] * axes, [0] * axes, [1] * axes, False, [0] * axes, 1, [True] * 3, 0, dx, dw, db,
+        backend=backend)
+    assert status == OK, cann.aclGetRecentErrMsg()
+    assert cann.aclnnConvolutionBackward(np.empty(size, np.uint8), size, executor) == OK
+    assert (dx == 2).all() and (dw == 3**axes).all() and (db == 3**axes).all()
+
+
+def test_time_first_arrays_without_a_descriptor(backend):
+    arrays = [np.ones(shape, np.float32) for shape in ((5, 1, 2), (5, 1, 2), (1, 2, 2), (2,))]
+    dx, dw, db = results = [np.full(array.shape, 7, np.float32) for array in arrays[1:]]
+    status, size, executor = cann.aclnnConvTbcBackwardGetWorkspaceSize(*arrays, 0, 0, *results, backend=backend)
+    assert status == OK, cann.aclGetRecentErrMsg()
+    assert cann.aclnnConvTbcBackward(np.empty(size, np.uint8), size, executor) == OK
+    assert (dx == 2).all() and (dw == 5).all() and (db == 5).all()
 
 
 def test_max_workspace_is_passed_on(backend):

@@ -96,11 +96,14 @@ def test_library_rule_on_every_axis(axes: int, place: int, name: str, auto_pad: 
     assert operator.pads(diff_dst, weights) == tuple(zip(*[row.library[pick] for row in rows]))
 
 
-@pytest.mark.parametrize("name", ["output_padding_even", "free_small"])
+@pytest.mark.parametrize("name", ["output_padding_even", "output_padding_odd", "free_small"])
 def test_library_rule_refuses_what_it_cannot_pad(name: str) -> None:
+    """Its pads can be asked for, and do not fit the extents."""
     operator, diff_dst, weights = operator_for([ROWS[name]], "same_upper", "library")
-    with pytest.raises(onednn.InvalidArguments):
-        operator.pads(diff_dst, weights)
+    assert operator.pads(diff_dst, weights) == tuple((pad,) for pad in ROWS[name].library[0])
+    for ask in (operator.infer_shape, lambda *shapes: operator.compile(*((shape, "f32") for shape in shapes))):
+        with pytest.raises(onednn.InvalidArguments):
+            ask(diff_dst, weights)
 
 
 def test_library_unit_evidence() -> None:
@@ -127,11 +130,12 @@ def test_warning_where_the_rules_differ(name: str, rule: str, engine: str) -> No
             warnings.simplefilter("always")
             operator(*arrays)
             operator(*arrays)
+            operator.compile(*arrays)
         assert all(warning.category is onednn.AutoPadWarning for warning in caught)
         if row.document[place] == row.library[place]:
             assert not caught
         else:
-            assert len(caught) == 1  # said once, although called twice
+            assert len(caught) == 1  # said once, although called twice and compiled again
             text = str(caught[0].message)
             assert str([row.document[place]]) in text and str([row.library[place]]) in text and repr(rule) in text
             assert caught[0].filename == __file__

@@ -49,6 +49,17 @@ def test_strings_in_any_case(text: str) -> None:
     assert onednn.Convolution(**GOOD, auto_pad=text, data_format="ncx", weights_format="oIx").auto_pad == "same_upper"
 
 
+def test_no_auto_pad_has_several_spellings() -> None:
+    for text in ("none", "None", "NONE", None):
+        assert onednn.ConvolutionBackwardData(**GOOD, auto_pad=text) == onednn.ConvolutionBackwardData(**GOOD)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "F32", "float32", np.float32, np.dtype("float32")])
+def test_data_types_in_any_spelling(dtype: Any) -> None:
+    operator = onednn.ConvolutionBackwardData(**GOOD)
+    assert operator.compile((DIFF_DST, dtype), onednn.LogicalTensor(WEIGHTS, dtype)).output.dtype == "f32"
+
+
 def test_dst_shape_precedence(engine: str) -> None:
     """Input over attribute over inference; stride 2 leaves a choice of two extents per axis."""
     diff_dst, weights = arrays()
@@ -113,8 +124,9 @@ def test_compiled_holds_its_callers_to_the_descriptors(engine: str) -> None:
             compiled(diff_dst, weights, scratchpad=np.empty(0, np.uint8))
 
 
-def test_unknown_strides_are_unimplemented() -> None:
-    descriptor = onednn.LogicalTensor(DIFF_DST, "f32", (-(2**63),) * 4)
+@pytest.mark.parametrize("unknown", [-(2**63), -1])
+def test_unknown_strides_are_unimplemented(unknown: int) -> None:
+    descriptor = onednn.LogicalTensor(DIFF_DST, "f32", (unknown,) * 4)
     with pytest.raises(onednn.Unimplemented, match=r"strides of diff_dst\[0\] is unknown"):
         onednn.ConvolutionBackwardData(**GOOD).compile(descriptor, (WEIGHTS, "f32"))
 

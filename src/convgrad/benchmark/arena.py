@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from .. import api
 from ..plan import plan
 from ..problem import Plan, Problem
+from .allocator import give_back_memory, keep_freed_memory
 from .ceilings import Ceilings, measure_ceilings
 from .judge import Expected, Verified, canonical, in_layout, random_operands
 from .layers import Layer
@@ -77,14 +78,16 @@ class CpuArena:
     device = "cpu"
     rest = REST_SECONDS
 
-    def __init__(self, threads: int, peer: Peer | None = None, backend: str | None = None, clock: str = "wall") -> None:
+    def __init__(self, threads: int, peer: Peer | None = None, backend: str | None = None, clock: str = "wall",
+                 fresh_memory: bool = False) -> None:
         self.threads, self.peer, self.backend, self.clock = threads, peer, backend, clock
+        self.memory = "kept" if not fresh_memory and keep_freed_memory() else "fresh"
         self.ceilings: Ceilings = measure_ceilings(threads)
         self.operands: dict[str, Any] = {}
         self.expected: Expected | None = None
 
     def describe(self) -> dict[str, Any]:
-        return {"machine": describe_machine(), "threads": self.threads, "clock": self.clock,
+        return {"machine": describe_machine(), "threads": self.threads, "clock": self.clock, "memory": self.memory,
                 "ceilings": self.ceilings.as_dict(),
                 "peer": {"name": self.peer.name, **self.peer.describe()} if self.peer else None}
 
@@ -92,7 +95,8 @@ class CpuArena:
         return self.ceilings.seconds(problem)
 
     def prepare(self, problem: Problem) -> None:
-        self.problem, self.expected = problem, None
+        self.problem, self.operands, self.expected = problem, {}, None
+        give_back_memory()
 
     def ours(self, problem: Problem, layout: str) -> Entry:
         chosen = plan(problem, backend=self.backend, num_threads=self.threads)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..machine import cores
+from ..plan import BACKENDS
 from ..problem import LONG_DTYPE
 from .arena import Arena, CpuArena
 from .layers import GRADIENTS, LAYOUTS, Layer, known_sets, load_layers, select
@@ -31,10 +32,12 @@ def add_commands(subparsers: Any) -> None:
     bench.add_argument("--peer", choices=("torch", "none"), default="torch", help="whom to compare with")
     bench.add_argument("--layout", choices=LAYOUTS, help="measure ours in this layout only (default: both)")
     bench.add_argument("--threads", type=int, default=cores(), help="for both sides (default: all cores, %(default)s)")
-    bench.add_argument("--backend", help="ask this backend only")
+    bench.add_argument("--backend", choices=tuple(BACKENDS), help="ask this backend only")
     bench.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda for the set gpu, else cpu")
     bench.add_argument("--clock", choices=tuple(CLOCKS), default="wall",
                        help="cpu: processor time, for a machine that others use too; needs --threads 1")
+    bench.add_argument("--fresh-memory", action="store_true",
+                       help="let the C library give memory back between calls, on both sides (default: keep it)")
     bench.add_argument("--seconds", type=float, default=0.25, help="running time per contestant (default: %(default)s)")
     bench.add_argument("--limit-seconds", type=float, help="start no new row after this much time")
     bench.add_argument("--json", metavar="FILE", help="write the results here")
@@ -95,8 +98,8 @@ def run_bench(args: argparse.Namespace) -> int:
             return 2
         results = measured(args.set, layers, choice, CudaArena(wanted, args.backend), console)
     else:
-        with Peer(args.peer, args.threads, args.clock) as peer:
-            arena = CpuArena(args.threads, peer if wanted else None, args.backend, args.clock)
+        with Peer(args.peer, args.threads, args.clock, args.fresh_memory) as peer:
+            arena = CpuArena(args.threads, peer if wanted else None, args.backend, args.clock, args.fresh_memory)
             results = measured(args.set, layers, choice, arena, console)
     print_tables(results, Console(width=None if sys.stdout.isatty() else 220))
     if args.json:

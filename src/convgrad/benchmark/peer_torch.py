@@ -1,4 +1,4 @@
-"""The peer torch, in a process of its own: `python -m convgrad.benchmark.peer_torch THREADS`.
+"""The peer torch, in a process of its own: `python -m convgrad.benchmark.peer_torch THREADS kept|fresh`.
 
 Reads one JSON request per line and answers with one JSON line. A crash of the peer ends this process only.
 
@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..problem import Conv, Problem
+from .allocator import give_back_memory, keep_freed_memory
 from .peer_amx import protect_peer
 from .timing import clocked
 
@@ -153,6 +154,7 @@ def answer(request: dict[str, Any], prepared: dict[str, Prepared], note: str) ->
         with torch.no_grad():
             return {"seconds": clocked(prepared[request["way"]].run, request["repeats"], request["clock"])}
     prepared.clear()
+    give_back_memory()
     return {}
 
 
@@ -160,6 +162,8 @@ def main() -> int:
     # What libraries print must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    if sys.argv[2] == "kept":
+        keep_freed_memory()
     import torch
 
     note = protect_peer(os.path.dirname(torch.__file__))

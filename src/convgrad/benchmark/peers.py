@@ -29,8 +29,10 @@ class PeerFailed(Exception):
 class Peer:
     """A peer in its own process; a crashed one is started again for the next problem."""
 
-    def __init__(self, name: str, threads: int, clock: str = "wall", max_seconds: float = MAX_SECONDS) -> None:
+    def __init__(self, name: str, threads: int, clock: str = "wall", fresh_memory: bool = False,
+                 max_seconds: float = MAX_SECONDS) -> None:
         self.name, self.threads, self.clock, self.max_seconds = name, threads, clock, max_seconds
+        self.memory = "fresh" if fresh_memory else "kept"
         self.process: subprocess.Popen[str] | None = None
         self.errors: IO[str] | None = None
 
@@ -94,8 +96,8 @@ class Peer:
         path = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (lives as long as the process)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", f"convgrad.benchmark.peer_{self.name}", str(self.threads)], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=self.errors, text=True,
+            [sys.executable, "-m", f"convgrad.benchmark.peer_{self.name}", str(self.threads), self.memory],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(self.threads)})
         return self.process
 

@@ -82,6 +82,8 @@ def heading(results: dict[str, Any]) -> list[str]:
                  "contract's error bound (1 would be the limit). Times are medians, with quartiles.")
     if results["clock"] == "cpu":
         lines.append("Times are processor time of one thread, because the machine was shared.")
+    if results.get("memory") == "fresh":
+        lines.append("Results were written to fresh memory, so times contain page faults.")
     if results["skipped"]:
         lines.append(f"The time limit left out {results['skipped']} rows.")
     return lines

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -15,7 +14,7 @@ from .boxes import box_gather_kernel, box_weight_kernel
 from .geometry import Geometry, needs_wide, strides_of
 from .launch import Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import rounding
-from .tiles import MULTIPROCESSORS, Box, best_box, cheapest_width, choose_splits, stages_for
+from .tiles import MULTIPROCESSORS, Box, best_box, choose_splits, stages_for
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ class BoxTile:
     warps: int
     stages: int
     splits: int = 1
-    per_sm: int = 1  # persistent programs per multiprocessor; 0: one program per tile
 
     def __str__(self) -> str:
         return (f"box {'x'.join(map(str, self.box))} = {math.prod(self.box)} positions x {self.BN} x {self.CB}, "
@@ -53,12 +51,20 @@ def tensors_fit(*tensors: Any) -> bool:
     return True
 
 
-def descriptor(tensor: Any, block: tuple[int, ...]) -> TensorDescriptor:
-    """Descriptor of an activation (canonical view) as (n, three axes, channel)."""
+def descriptor(tensor: Any, block: tuple[int, ...], fold: int = 1) -> TensorDescriptor:
+    """Descriptor of an activation (canonical view) as (n, three axes, channel), `fold` places of the last axis in one."""
     n, _, *spatial = strides_of(tensor)
-    shape = (tensor.shape[0], *(1,) * (5 - tensor.dim()), *tensor.shape[2:], tensor.shape[1])
+    shape = [tensor.shape[0], *(1,) * (5 - tensor.dim()), *tensor.shape[2:], tensor.shape[1] * fold]
+    shape[3] //= fold
+    spatial[2] *= fold
     spare = -(-tensor.shape[1] // 8) * 8  # an axis of extent 1 has no stride of its own
-    return TensorDescriptor(tensor, list(shape), [step or spare for step in (n, *spatial)] + [1], list(block))
+    return TensorDescriptor(tensor, shape, [step or spare for step in (n, *spatial)] + [1], list(block))
+
+
+def folds(geo: Geometry, x: Any = None) -> bool:
+    """Whether the last axis of x can be folded by its stride: evenly, and (given the tensor) without gaps."""
+    fold = geo.stride[2]
+    return fold == 1 or (geo.x[2] % fold == 0 and (x is None or x.stride(-1) == x.shape[1]))
 
 
 def weight_descriptor(weight: Any, block: tuple[int, ...]) -> TensorDescriptor:
@@ -108,17 +114,24 @@ def choose_box_gather(geo: Geometry, is_input: bool, patch: bool) -> BoxTile:
     col = col * geo.taps if patch else col
     positions = geo.phase_positions if is_input else geo.y
     extents = (geo.batch, *positions)
-    bn = min(256, cheapest_width(col))
-    rows = 128
-    tiles = -(-geo.batch * math.prod(positions) // rows) * (geo.phases if is_input and not patch else 1) * geo.groups
-    while bn > 64 and tiles * -(-col // bn) < MULTIPROCESSORS:
-        bn //= 2
-    if tiles * -(-col // bn) < MULTIPROCESSORS:
-        rows = 64
+    # NOTE: tiles as measured on an H200: 256 columns where they fill, else 256 rows for wide results; narrow results
+    # want several small programs per multiprocessor.
+    rows, bn, warps, per_sm = (128, 256, 8, 1) if col % 256 == 0 else (256, 128, 8, 1) if col > 160 else \
+        (128, 128, 4, 2) if col > 64 else (128, 64, 4, 3) if col > 32 else (256, 32, 4, 2)
+    phases = geo.phases if is_input and not patch else 1
+
+    def tiles() -> int:
+        return -(-geo.batch * math.prod(positions) // rows) * -(-col // bn) * phases * geo.groups
+
+    while tiles() < MULTIPROCESSORS and rows * bn > 64 * 32:
+        if bn > 64 or (bn > 32 and rows == 64):
+            bn //= 2
+        else:
+            rows //= 2
+        warps, per_sm = 4, 2
     cb = step_channels(red)
-    warps = 8 if rows * bn >= 128 * 128 else 4
-    return BoxTile(best_box(extents, rows), bn, cb, warps, stages_for((rows + bn) * cb * 2),
-                   per_sm=2 if rows * bn <= 128 * 128 else 1)
+    stages = stages_for((rows + bn) * cb * 2 * per_sm)
+    return BoxTile(best_box(extents, rows, (1, 1, 1) if is_input else geo.stride), bn, cb, warps, stages)
 
 
 def is_patch(problem: Problem, geo: Geometry) -> bool:
@@ -133,7 +146,7 @@ def gather_fits(problem: Problem, geo: Geometry) -> bool:
     red = geo.group_out if is_input else geo.group_in
     if is_patch(problem, geo):
         return problem.dtype in ("bfloat16", "float16") and rounding(problem) == "" and problem.layout.endswith("C")
-    if not channels_fit(problem, geo) or (not is_input and max(geo.stride) > 1) or red < 16:
+    if not channels_fit(problem, geo) or not (is_input or folds(geo)) or red < 16:
         return False
     return geo.groups == 1 or (red % step_channels(red) == 0 and min(geo.group_in, geo.group_out) >= 32)
 
@@ -146,12 +159,11 @@ def box_gather(problem: Problem, geo: Geometry, tile: BoxTile) -> Step:
     patch = is_patch(problem, geo)
     columns = col * geo.taps if patch else col
     tiles = math.prod(boxes) * -(-columns // tile.BN) * geo.groups * (geo.phases if is_input and not patch else 1)
-    programs = min(tiles, MULTIPROCESSORS * tile.per_sm) if tile.per_sm else tiles
     weight_block = (tile.CB, 1, tile.BN) if is_input else (tile.BN, 1, tile.CB)
 
     def leading(source: Any, weight: Any, result: Any) -> tuple[Any, ...]:
         taps = patch_descriptor(weight, weight_block) if patch else weight_descriptor(weight, weight_block)
-        return (descriptor(source, (*tile.box, tile.CB)), taps, source, weight, result)
+        return (descriptor(source, (*tile.box, tile.CB), 1 if is_input else geo.stride[2]), taps, source, weight, result)
 
     def launch(source: Any, weight: Any, result: Any) -> Launch:
         from_extents, to_extents = (geo.y, geo.x) if is_input else (geo.x, geo.y)
@@ -159,78 +171,48 @@ def box_gather(problem: Problem, geo: Geometry, tile: BoxTile) -> Step:
         ralign, (rn, *r) = aligned_strides((rn, *r))
         pn, b0, b1, b2 = tile.box
         constants = {"RALIGN": ralign, **geo.constants(), **geo.phase_constants("GV"), "RED": red, "COL": col,
-                     "INPUT": is_input, "PATCH": patch, "WIDE": needs_wide(source, weight, result), "PN": pn, "B0": b0, "B1": b1,
-                     "B2": b2, "BN": tile.BN, "CB": tile.CB, "PROGRAMS": programs}
-        scalars = (geo.batch, *from_extents, *to_extents, *boxes, tiles, *strides_of(source), *strides_of(weight), rn, rc,
-                   *r)
-        return Launch((programs,), scalars, constants, tile.warps, tile.stages, leading)
+                     "CHANNELS": red * geo.groups, "INPUT": is_input, "PATCH": patch, "WIDE": needs_wide(source, weight, result), "PN": pn, "B0": b0, "B1": b1,
+                     "B2": b2, "BN": tile.BN, "CB": tile.CB}
+        scalars = (geo.batch, *from_extents, *to_extents, *boxes, *strides_of(source), *strides_of(weight), rn, rc, *r)
+        return Launch((tiles,), scalars, constants, tile.warps, tile.stages, leading)
 
     return Step(box_gather_kernel, launch)
 
 
 def weight_fits(problem: Problem, geo: Geometry) -> bool:
-    return channels_fit(problem, geo) and min(geo.group_in, geo.group_out) >= 32
+    return channels_fit(problem, geo) and min(geo.group_in, geo.group_out) >= 32 and folds(geo)
 
 
 def choose_box_weight(geo: Geometry, max_workspace: int | None) -> BoxTile:
     def width(channels: int) -> int:
         return min((128, 64, 32), key=lambda size: -(-channels // size) * size / {128: 1.0, 64: 0.75, 32: 0.4}[size])
 
-    bk, cb = width(geo.group_out), width(geo.group_in)
-    if bk == 128 and geo.group_in % 256 == 0:
-        cb = 256
-    elif cb == 128 and geo.group_out % 256 == 0:
-        bk = 256
-    bk = max(bk, 64)  # rows of one tensor-core instruction
+    bk, cb = max(64, width(geo.group_out)), width(geo.group_in)  # 64: rows of one tensor-core instruction
     tiles = -(-geo.group_out // bk) * -(-geo.group_in // cb) * geo.taps * geo.groups
-    pixels = 64
-    splits = choose_splits(geo, tiles, pixels, max_workspace)
+    pixels = 128  # measured: better than 64 at every width
+    splits = choose_splits(geo, tiles, pixels, max_workspace, waves=3)
     warps = 8 if bk * cb >= 128 * 128 else 4
-    return BoxTile(best_box((geo.batch, *geo.y), pixels), bk, cb, warps, stages_for((bk + cb) * pixels * 2), splits)
+    return BoxTile(best_box((geo.batch, *geo.y), pixels, geo.stride), bk, cb, warps, stages_for((bk + cb) * pixels * 2),
+                   splits)
 
 
-def phase_taps(geo: Geometry, axis: int) -> list[tuple[int, int, int]]:
-    """(first tap, number of taps, phase) for every phase of the input that some tap of this axis reads."""
-    stride, step = geo.stride[axis], geo.stride[axis] // geo.common[axis]
-    found = []
-    for first in range(min(step, geo.kernel[axis])):
-        found.append((first, -(-(geo.kernel[axis] - first) // step),
-                      (first * geo.dilation[axis] - geo.pad[axis]) % stride))
-    return found
-
-
-def box_weight(problem: Problem, geo: Geometry, tile: BoxTile) -> list[Step]:
-    """One launch per phase of x (one in all at stride 1), into one array of partial sums."""
+def box_weight(problem: Problem, geo: Geometry, tile: BoxTile) -> Step:
     boxes = tuple(-(-extent // size) for extent, size in zip((geo.batch, *geo.y), tile.box))
     total = math.prod(boxes)
     run = -(-total // tile.splits)
     pn, b0, b1, b2 = tile.box
 
-    def step(taps: tuple[tuple[int, int, int], ...]) -> Step:
-        first, slots, phase = (tuple(axis[k] for axis in taps) for k in range(3))
+    def leading(dy: Any, x: Any, result: Any) -> tuple[Any, ...]:
+        return (descriptor(dy, (*tile.box, tile.BN)), descriptor(x, (*tile.box, tile.CB), geo.stride[2]), dy, x, result)
 
-        def phase_of(x: Any) -> Any:
-            spatial = tuple(slice(phase[3 - x.dim() + 2 + axis], None, geo.stride[3 - x.dim() + 2 + axis])
-                            for axis in range(x.dim() - 2))
-            return x[(slice(None), slice(None), *spatial)] if geo.phases > 1 else x
+    def launch(dy: Any, x: Any, result: Any) -> Launch:
+        r_split, (ro, ri, *r) = (result.stride(0), result.stride()[1:]) if tile.splits > 1 else (0, strides_of(result))
+        programs = -(-geo.group_in // tile.CB) * -(-geo.group_out // tile.BN) * geo.taps * tile.splits * geo.groups
+        constants = {**geo.constants(), "KG": geo.group_out, "CG": geo.group_in, "CHANNELS": geo.group_in * geo.groups,
+                     "SPLITS": tile.splits, "WIDE": needs_wide(dy, x, result), "PN": pn, "B0": b0, "B1": b1, "B2": b2,
+                     "BK": tile.BN, "CB": tile.CB}
+        scalars = (geo.batch, *geo.y, *geo.x, *boxes[1:], total, run, *strides_of(dy), *strides_of(x), r_split, ro, ri,
+                   *r)
+        return Launch((programs,), scalars, constants, tile.warps, tile.stages, leading)
 
-        def leading(dy: Any, x: Any, result: Any) -> tuple[Any, ...]:
-            return (descriptor(dy, (*tile.box, tile.BN)), descriptor(phase_of(x), (*tile.box, tile.CB)), dy, x, result)
-
-        def launch(dy: Any, x: Any, result: Any) -> Launch:
-            r_split, (ro, ri, *r) = (result.stride(0), result.stride()[1:]) if tile.splits > 1 else \
-                (0, strides_of(result))
-            programs = (-(-geo.group_in // tile.CB) * -(-geo.group_out // tile.BN) * math.prod(slots) * tile.splits
-                        * geo.groups)
-            constants = {**geo.constants(), **geo.phase_constants("G"), "KG": geo.group_out, "CG": geo.group_in,
-                         "SPLITS": tile.splits, "WIDE": needs_wide(dy, x, result), "PN": pn, "B0": b0, "B1": b1,
-                         "B2": b2, "BK": tile.BN, "CB": tile.CB}
-            scalars = (geo.batch, *geo.y, *geo.x, *boxes[1:], total, run, *first, *slots, *phase, *strides_of(dy),
-                       *strides_of(x), r_split, ro, ri, *r)
-            return Launch((programs,), scalars, constants, tile.warps, tile.stages, leading)
-
-        return Step(box_weight_kernel, launch)
-
-    return [step(taps) for taps in product(*(phase_taps(geo, axis) for axis in range(3)))]
-
-
+    return Step(box_weight_kernel, launch)

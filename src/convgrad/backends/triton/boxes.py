@@ -16,7 +16,7 @@ from .gather import FEW, exact_rows, phase_of_axis, result_rows
 @triton.jit
 def box_gather_kernel(
         source_box, weight_box, source, weight, result,
-        N, S0, S1, S2, R0, R1, R2, boxes_n, boxes_0, boxes_1, boxes_2, tiles,
+        N, S0, S1, S2, R0, R1, R2, boxes_n, boxes_0, boxes_1, boxes_2,
         s_n, s_c, s_0, s_1, s_2, w_o, w_i, w_0, w_1, w_2, rn, rc, r0, r1, r2,
         RALIGN: tl.constexpr,
         K0: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr,
@@ -25,11 +25,12 @@ def box_gather_kernel(
         P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
         G0: tl.constexpr, G1: tl.constexpr, G2: tl.constexpr,
         V0: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr,
-        RED: tl.constexpr, COL: tl.constexpr, INPUT: tl.constexpr, PATCH: tl.constexpr, WIDE: tl.constexpr,
-        PN: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr, BN: tl.constexpr, CB: tl.constexpr,
-        PROGRAMS: tl.constexpr):
-    """The output (stride 1) or the input gradient (any stride, by phases); persistent over its tiles.
+        RED: tl.constexpr, COL: tl.constexpr, CHANNELS: tl.constexpr, INPUT: tl.constexpr, PATCH: tl.constexpr, WIDE: tl.constexpr,
+        PN: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr, BN: tl.constexpr, CB: tl.constexpr):
+    """The output, or the input gradient by phases.
 
+    For the output at a stride, the box has extent 1 on strided axes but the last, and source_box shows the last axis
+    with `stride` neighbours folded into its channels.
     PATCH: windows that do not overlap; columns are all (tap, channel) pairs, and every position is read once.
     """
     r_n, r_c, r_0, r_1, r_2 = rn * RALIGN, rc, r0 * RALIGN, r1 * RALIGN, r2 * RALIGN
@@ -38,131 +39,138 @@ def box_gather_kernel(
     COLUMN_TILES: tl.constexpr = (COLUMNS + BN - 1) // BN
     SUM_TILES: tl.constexpr = (RED + CB - 1) // CB
     PHASES: tl.constexpr = T0 * T1 * T2 if INPUT and not PATCH else 1
-    for tile in range(tl.program_id(0), tiles, PROGRAMS):
-        # which tile: column tiles next to each other, so that they find the same source in the cache
-        column_tile = tile % COLUMN_TILES
-        rest = tile // COLUMN_TILES
-        start_2 = (rest % boxes_2) * B2
-        rest = rest // boxes_2
-        start_1 = (rest % boxes_1) * B1
-        rest = rest // boxes_1
-        start_0 = (rest % boxes_0) * B0
-        rest = rest // boxes_0
-        start_n = (rest % boxes_n) * PN
-        rest = rest // boxes_n
-        phase = rest % PHASES
-        group = rest // PHASES
-        if PATCH:
-            ph0, ph1, ph2, first0, first1, first2, shift0, shift1, shift2 = 0, 0, 0, 0, 0, 0, 0, 0, 0
-            slots0, slots1, slots2 = 1, 1, 1
-            MOVE0: tl.constexpr = 1
-            MOVE1: tl.constexpr = 1
-            MOVE2: tl.constexpr = 1
-        elif INPUT:
-            ph2 = phase % T2
-            ph1 = (phase // T2) % T1
-            ph0 = phase // (T2 * T1)
-            first0, slots0, shift0 = phase_of_axis(ph0, T0, D0, P0, K0, G0, V0)
-            first1, slots1, shift1 = phase_of_axis(ph1, T1, D1, P1, K1, G1, V1)
-            first2, slots2, shift2 = phase_of_axis(ph2, T2, D2, P2, K2, G2, V2)
-            MOVE0: tl.constexpr = -(D0 // G0)
-            MOVE1: tl.constexpr = -(D1 // G1)
-            MOVE2: tl.constexpr = -(D2 // G2)
-        else:
-            ph0, ph1, ph2, first0, first1, first2 = 0, 0, 0, 0, 0, 0
-            slots0, slots1, slots2 = K0, K1, K2
-            shift0, shift1, shift2 = -P0, -P1, -P2
-            MOVE0: tl.constexpr = D0
-            MOVE1: tl.constexpr = D1
-            MOVE2: tl.constexpr = D2
-        slots = slots0 * slots1 * slots2
-        acc = tl.zeros([BM, BN], dtype=tl.float32)
-        for step in range(0, slots * SUM_TILES):
-            c = (step % SUM_TILES) * CB
-            slot = step // SUM_TILES
-            m2 = slot % slots2
-            m1 = (slot // slots2) % slots1
-            m0 = slot // (slots2 * slots1)
+    # NOTE: one tile per program. A loop over tiles gave wrong tiles with Triton 3.6: the next tile's copies overtook the
+    # epilogue's use of the same shared memory.
+    tile = tl.program_id(0)
+    # which tile: column tiles next to each other, so that they find the same source in the cache
+    column_tile = tile % COLUMN_TILES
+    rest = tile // COLUMN_TILES
+    start_2 = (rest % boxes_2) * B2
+    rest = rest // boxes_2
+    start_1 = (rest % boxes_1) * B1
+    rest = rest // boxes_1
+    start_0 = (rest % boxes_0) * B0
+    rest = rest // boxes_0
+    start_n = (rest % boxes_n) * PN
+    rest = rest // boxes_n
+    phase = rest % PHASES
+    group = rest // PHASES
+    if PATCH:
+        ph0, ph1, ph2, first0, first1, first2, shift0, shift1, shift2 = 0, 0, 0, 0, 0, 0, 0, 0, 0
+        slots0, slots1, slots2 = 1, 1, 1
+        MOVE0: tl.constexpr = 1
+        MOVE1: tl.constexpr = 1
+        MOVE2: tl.constexpr = 1
+    elif INPUT:
+        ph2 = phase % T2
+        ph1 = (phase // T2) % T1
+        ph0 = phase // (T2 * T1)
+        first0, slots0, shift0 = phase_of_axis(ph0, T0, D0, P0, K0, G0, V0)
+        first1, slots1, shift1 = phase_of_axis(ph1, T1, D1, P1, K1, G1, V1)
+        first2, slots2, shift2 = phase_of_axis(ph2, T2, D2, P2, K2, G2, V2)
+        MOVE0: tl.constexpr = -(D0 // G0)
+        MOVE1: tl.constexpr = -(D1 // G1)
+        MOVE2: tl.constexpr = -(D2 // G2)
+    else:
+        ph0, ph1, ph2, first0, first1, first2 = 0, 0, 0, 0, 0, 0
+        slots0, slots1, slots2 = K0, K1, K2
+        shift0, shift1, shift2 = -P0, -P1, -P2
+        MOVE0: tl.constexpr = D0
+        MOVE1: tl.constexpr = D1
+        MOVE2: tl.constexpr = D2
+    slots = slots0 * slots1 * slots2
+    acc = tl.zeros([BM, BN], dtype=tl.float32)
+    for step in range(0, slots * SUM_TILES):
+        c = (step % SUM_TILES) * CB
+        slot = step // SUM_TILES
+        m2 = slot % slots2
+        m1 = (slot // slots2) % slots1
+        m0 = slot // (slots2 * slots1)
+        if INPUT:
             a = source_box.load([start_n, start_0 + shift0 + m0 * MOVE0, start_1 + shift1 + m1 * MOVE1,
                                  start_2 + shift2 + m2 * MOVE2, group * RED + c])
-            a = tl.reshape(a, [BM, CB])
-            if INPUT:
-                tap = ((first0 + m0 * (T0 // G0)) * K1 + first1 + m1 * (T1 // G1)) * K2 + first2 + m2 * (T2 // G2)
-                b = weight_box.load([group * RED + c, tap, column_tile * BN])
-                acc = tl.dot(a, tl.reshape(b, [CB, BN]), acc)
-            else:
-                b = weight_box.load([group * COL + column_tile * BN, slot, c])
-                acc = tl.dot(a, tl.trans(tl.reshape(b, [BN, CB])), acc)
-
-        column = column_tile * BN + tl.arange(0, BN)
-        column_there = column < COLUMNS
-        if PATCH:
-            channel = column % COL
-            ph0 = column // (COL * K2 * K1)
-            ph1 = (column // (COL * K2)) % K1
-            ph2 = (column // COL) % K2
-            result_column = wide(channel, WIDE) * r_c + ph0 * r_0 + ph1 * r_1 + ph2 * r_2
         else:
-            channel = column
-            result_column = wide(group * COL + channel, WIDE) * r_c
-        if has_nan(acc) == 0:
-            n, j0, j1, j2 = in_box(start_n, start_0, start_1, start_2, tl.arange(0, BM), B0, B1, B2)
-            where, there = result_rows(n, j0, j1, j2, ph0, ph1, ph2, N, R0, R1, R2, r_n, r_0, r_1, r_2, T0, T1, T2, INPUT,
-                                       PATCH, WIDE)
-            tl.store(result + where + result_column[None, :], acc.to(result.dtype.element_ty),
-                     mask=there & column_there[None, :])
-        else:  # a zero of the padding may have met Inf: see gather.py
-            for chunk in range(0, BM // FEW):
-                few_n, few_0, few_1, few_2 = in_box(start_n, start_0, start_1, start_2, chunk * FEW + tl.arange(0, FEW),
-                                                    B0, B1, B2)
-                if INPUT:
-                    weight_column = weight + wide(group * RED, WIDE) * w_o + channel * w_i
-                else:
-                    weight_column = weight + wide(group * COL + channel, WIDE) * w_o
-                exact_rows(source + wide(group * RED, WIDE) * s_c, weight_column, result + result_column, source, few_n,
-                           few_0, few_1, few_2, channel * 0, column_there, ph0, ph1, ph2, first0, first1, first2, slots0,
-                           slots1, slots2, shift0, shift1, shift2, N, S0, S1, S2, R0, R1, R2, s_n, s_c, s_0, s_1, s_2,
-                           w_o if INPUT else w_i, w_0, w_1, w_2, r_n, r_0, r_1, r_2, K0, K1, K2, T0, T1, T2, D0, D1,
-                           D2, P0, P1, P2, G0, G1, G2, 0, 0, 0, MOVE0, MOVE1, MOVE2, RED, INPUT, PATCH, WIDE, "",
-                           tl.float32, FEW, BN)
+            reach = m2 * D2 - P2
+            fold = ((reach % T2) + T2) % T2
+            a = source_box.load([start_n, start_0 * T0 + m0 * D0 - P0, start_1 * T1 + m1 * D1 - P1,
+                                 start_2 + (reach - fold) // T2, fold * CHANNELS + group * RED + c])
+        a = tl.reshape(a, [BM, CB])
+        if INPUT:
+            tap = ((first0 + m0 * (T0 // G0)) * K1 + first1 + m1 * (T1 // G1)) * K2 + first2 + m2 * (T2 // G2)
+            b = weight_box.load([group * RED + c, tap, column_tile * BN])
+            acc = tl.dot(a, tl.reshape(b, [CB, BN]), acc)
+        else:
+            b = weight_box.load([group * COL + column_tile * BN, slot, c])
+            acc = tl.dot(a, tl.trans(tl.reshape(b, [BN, CB])), acc)
+
+    column = column_tile * BN + tl.arange(0, BN)
+    column_there = column < COLUMNS
+    if PATCH:
+        channel = column % COL
+        ph0 = column // (COL * K2 * K1)
+        ph1 = (column // (COL * K2)) % K1
+        ph2 = (column // COL) % K2
+        result_column = wide(channel, WIDE) * r_c + ph0 * r_0 + ph1 * r_1 + ph2 * r_2
+    else:
+        channel = column
+        result_column = wide(group * COL + channel, WIDE) * r_c
+    if has_nan(acc) == 0:
+        n, j0, j1, j2 = in_box(start_n, start_0, start_1, start_2, tl.arange(0, BM), B0, B1, B2)
+        where, there = result_rows(n, j0, j1, j2, ph0, ph1, ph2, N, R0, R1, R2, r_n, r_0, r_1, r_2, T0, T1, T2, INPUT,
+                                   PATCH, WIDE)
+        tl.store(result + where + result_column[None, :], acc.to(result.dtype.element_ty),
+                 mask=there & column_there[None, :])
+    else:  # a zero of the padding may have met Inf: see gather.py
+        for chunk in range(0, BM // FEW):
+            few_n, few_0, few_1, few_2 = in_box(start_n, start_0, start_1, start_2, chunk * FEW + tl.arange(0, FEW),
+                                                B0, B1, B2)
+            if INPUT:
+                weight_column = weight + wide(group * RED, WIDE) * w_o + channel * w_i
+            else:
+                weight_column = weight + wide(group * COL + channel, WIDE) * w_o
+            exact_rows(source + wide(group * RED, WIDE) * s_c, weight_column, result + result_column, source, few_n,
+                       few_0, few_1, few_2, channel * 0, column_there, ph0, ph1, ph2, first0, first1, first2, slots0,
+                       slots1, slots2, shift0, shift1, shift2, N, S0, S1, S2, R0, R1, R2, s_n, s_c, s_0, s_1, s_2,
+                       w_o if INPUT else w_i, w_0, w_1, w_2, r_n, r_0, r_1, r_2, K0, K1, K2, T0, T1, T2, D0, D1,
+                       D2, P0, P1, P2, G0, G1, G2, 0, 0, 0, MOVE0, MOVE1, MOVE2, RED, INPUT, PATCH, WIDE, "",
+                       tl.float32, FEW, BN)
 
 
 @triton.jit
 def box_weight_kernel(
         dy_box, x_box, dy, x, result,
         N, Q0, Q1, Q2, X0, X1, X2, boxes_0, boxes_1, boxes_2, boxes, run,
-        first0, first1, first2, slots0, slots1, slots2, phase0, phase1, phase2,
         y_n, y_c, y_0, y_1, y_2, x_n, x_c, x_0, x_1, x_2, r_split, r_o, r_i, r_0, r_1, r_2,
         K0: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr,
         T0: tl.constexpr, T1: tl.constexpr, T2: tl.constexpr,
         D0: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr,
         P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
-        G0: tl.constexpr, G1: tl.constexpr, G2: tl.constexpr,
-        KG: tl.constexpr, CG: tl.constexpr, SPLITS: tl.constexpr, WIDE: tl.constexpr,
+        KG: tl.constexpr, CG: tl.constexpr, CHANNELS: tl.constexpr, SPLITS: tl.constexpr, WIDE: tl.constexpr,
         PN: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr, BK: tl.constexpr, CB: tl.constexpr):
     """The weight gradient: each program one tap, one tile of channels, one run of boxes of pixels.
 
-    With a stride, x_box shows one phase of x (every stride-th element), and the launch is for the taps that read it.
+    At a stride, boxes and x_box are as for the output (see box_gather_kernel).
     """
     BP: tl.constexpr = PN * B0 * B1 * B2
     CHANNEL_TILES: tl.constexpr = (CG + CB - 1) // CB
     ROW_TILES: tl.constexpr = (KG + BK - 1) // BK
-    slots = slots0 * slots1 * slots2
+    TAPS: tl.constexpr = K0 * K1 * K2
     pid = tl.program_id(0)
     channel_tile = pid % CHANNEL_TILES
     pid = pid // CHANNEL_TILES
     row_tile = pid % ROW_TILES
     pid = pid // ROW_TILES
-    slot = pid % slots
-    pid = pid // slots
+    tap = pid % TAPS
+    pid = pid // TAPS
     split = pid % SPLITS
     group = pid // SPLITS
-    tap0 = first0 + (slot // (slots2 * slots1)) * (T0 // G0)
-    tap1 = first1 + ((slot // slots2) % slots1) * (T1 // G1)
-    tap2 = first2 + (slot % slots2) * (T2 // G2)
-    shift0 = (tap0 * D0 - P0 - phase0) // T0  # exact: the phase is what is left over
-    shift1 = (tap1 * D1 - P1 - phase1) // T1
-    shift2 = (tap2 * D2 - P2 - phase2) // T2
+    tap0 = tap // (K2 * K1)
+    tap1 = (tap // K2) % K1
+    tap2 = tap % K2
+    reach = tap2 * D2 - P2
+    fold = ((reach % T2) + T2) % T2
+    shift2 = (reach - fold) // T2
+    x_channel = fold * CHANNELS + group * CG + channel_tile * CB
     begin = split * run
     end = tl.minimum(begin + run, boxes)
     acc = tl.zeros([BK, CB], dtype=tl.float32)
@@ -174,7 +182,8 @@ def box_weight_kernel(
         q0 = (rest % boxes_0) * B0
         n = (rest // boxes_0) * PN
         a = tl.reshape(dy_box.load([n, q0, q1, q2, group * KG + row_tile * BK]), [BP, BK])
-        b = tl.reshape(x_box.load([n, q0 + shift0, q1 + shift1, q2 + shift2, group * CG + channel_tile * CB]), [BP, CB])
+        b = tl.reshape(x_box.load([n, q0 * T0 + tap0 * D0 - P0, q1 * T1 + tap1 * D1 - P1, q2 + shift2, x_channel]),
+                       [BP, CB])
         acc = tl.dot(tl.trans(a), b, acc)
 
     k = row_tile * BK + tl.arange(0, BK)

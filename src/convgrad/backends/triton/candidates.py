@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ...problem import Problem
-from . import box_plans, depthwise_plans
+from . import box_plans, depthwise_plans, line_plans
 from .geometry import Geometry, geometry
 from .launch import power_of_two
 from .numbers_on_device import operand_bytes
@@ -53,58 +53,53 @@ def gather(problem: Problem, geo: Geometry) -> Iterator[Choice]:
         yield choice_of("box", model)
         columns = col * geo.taps if patch else col
         extents = (geo.batch, *(geo.phase_positions if is_input else geo.y))
-        for rows, width, warps, per_sm in ((128, 128, 8, 1), (128, 128, 4, 2), (128, 128, 8, 2), (128, 256, 8, 1),
-                                           (256, 128, 8, 1), (128, 64, 4, 2), (128, 64, 4, 3), (256, 64, 8, 1),
-                                           (256, 64, 4, 2), (64, 128, 4, 3), (64, 64, 4, 4), (64, 256, 4, 1),
+        fixed = (1, 1, 1) if is_input else geo.stride
+        for rows, width, warps, per_sm in ((128, 128, 4, 2), (128, 256, 8, 1), (256, 128, 8, 1), (128, 64, 4, 3),
+                                           (128, 128, 8, 2), (256, 64, 8, 2), (64, 128, 4, 3), (64, 64, 4, 4),
                                            (256, 32, 4, 2), (128, 32, 4, 4)):
-            if width <= max(32, 2 * power_of_two(columns) // 2) and width * 8 >= min(columns, 256):
-                for cb in {model.CB, 128} if red % 128 == 0 and rows * width <= 128 * 128 else {model.CB}:
-                    stages = stages_for((rows + width) * cb * 2, 4) if per_sm == 1 else \
-                        stages_for((rows + width) * cb * 2 * per_sm, 4)
-                    if stages > 1:
-                        yield choice_of("box", box_plans.BoxTile(best_box(extents, rows), width, cb, warps, stages, 1,
-                                                                 per_sm))
+            if width <= max(32, power_of_two(columns)) and width * 4 >= min(columns, 256):
+                stages = stages_for((rows + width) * model.CB * 2 * per_sm, 4)
+                yield choice_of("box", box_plans.BoxTile(best_box(extents, rows, fixed), width, model.CB, warps, stages))
     if problem.dtype == "float32" or not box_plans.gather_fits(problem, geo) or red < 64:
         yield choice_of("gather", plain)
-        for rows in (64, 128, 256):
-            for stages in (1, 2, plain.stages):
-                for warps in (4, 8):
-                    if rows * plain.BN <= 256 * 128:
-                        yield choice_of("gather", replace(plain, BM=rows, stages=stages, warps=warps))
+        for rows, stages, warps in ((128, 1, 4), (256, 1, 4), (256, 2, 4), (128, 2, 4), (64, 1, 4), (128, 3, 8)):
+            if rows * plain.BN <= 256 * 128:
+                yield choice_of("gather", replace(plain, BM=rows, stages=stages, warps=warps))
 
 
 def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     size = operand_bytes(problem)
     plain = choose_weight(geo, size, None, problem.layout.endswith(LINE_ENDS))
+    for tile in line_plans.worth_measuring(problem, geo):
+        yield choice_of("lines", tile)
     if box_plans.weight_fits(problem, geo):
         if plain.TS == 1:
             yield choice_of("box", box_plans.choose_box_weight(geo, None))
-        for bk, cb, pixels, warps in ((128, 128, 64, 8), (128, 128, 128, 8), (128, 128, 64, 4), (128, 256, 64, 8),
-                                      (256, 128, 64, 8), (64, 128, 64, 4), (128, 64, 64, 4), (64, 64, 64, 4),
-                                      (64, 64, 128, 4), (64, 256, 64, 4), (256, 64, 64, 8), (64, 32, 128, 4)):
-            if bk <= max(64, power_of_two(geo.group_out)) and cb <= max(32, power_of_two(geo.group_in)):
+        for bk, cb, pixels, warps in ((128, 128, 128, 8), (128, 128, 64, 4), (128, 256, 64, 8), (256, 128, 64, 8),
+                                      (64, 64, 128, 4), (64, 128, 128, 4), (128, 64, 128, 4), (256, 64, 64, 8),
+                                      (64, 32, 128, 4)):
+            if bk <= max(64, power_of_two(geo.group_out)) and cb <= max(32, power_of_two(geo.group_in)) and \
+                    4 * bk >= min(geo.group_out, 256) and 4 * cb >= min(geo.group_in, 256):
                 tiles = -(-geo.group_out // bk) * -(-geo.group_in // cb) * geo.taps * geo.groups
-                for waves in (1, 3) if bk * cb > 128 * 64 else (4,):
-                    splits = choose_splits(geo, tiles, pixels, None, waves)
-                    yield choice_of("box", box_plans.BoxTile(best_box((geo.batch, *geo.y), pixels), bk, cb, warps,
-                                                             stages_for((bk + cb) * pixels * 2), splits))
+                splits = choose_splits(geo, tiles, pixels, None, 3)
+                yield choice_of("box", box_plans.BoxTile(best_box((geo.batch, *geo.y), pixels, geo.stride), bk, cb, warps,
+                                                         stages_for((bk + cb) * pixels * 2, 4), splits))
     if plain.TS > 1 or plain.FLAT or plain.SEG or not box_plans.weight_fits(problem, geo):
         yield choice_of("weight", plain)
-        for columns in (plain.TS, plain.TS * 2, plain.TS * 4, plain.TS * 8):
-            for pixels in (16, 32, 64):
-                width = columns * plain.CB
-                if width * pixels > 32768 or width > 1024 or width > 2 * power_of_two(geo.taps * geo.group_in * plain.GP):
-                    continue
-                warps = 8 if width * plain.BK >= 128 * 64 or width * pixels >= 8192 else 4
-                for stages in (1, 2, 3):
-                    tile = replace(plain, TS=columns, box=best_box((geo.batch, *geo.y), pixels), warps=warps, stages=stages,
-                                   SWAP=plain.BK < 64 and width >= 64)
-                    tiles = -(-geo.taps * geo.group_in * plain.GP // width) * -(-geo.group_out * plain.GP // plain.BK)
-                    splits = choose_splits(geo, tiles * (geo.groups // plain.GP), pixels, None, 4)
-                    yield choice_of("weight", replace(tile, SPLITS=splits))
+        for times, pixels, stages, warps in ((1, 64, 2, 8), (1, 64, 1, 4), (2, 32, 2, 8), (2, 64, 2, 8), (1, 64, 3, 4),
+                                             (2, 32, 1, 4), (4, 32, 2, 8), (1, 32, 2, 8)):
+            columns = plain.TS * times
+            width = columns * plain.CB
+            if width * pixels <= 16384 and width <= 2 * power_of_two(geo.taps * geo.group_in * plain.GP):
+                tiles = -(-geo.taps * geo.group_in * plain.GP // width) * -(-geo.group_out * plain.GP // plain.BK)
+                splits = choose_splits(geo, tiles * (geo.groups // plain.GP), pixels, None, 4)
+                yield choice_of("weight", replace(
+                    plain, TS=columns, box=best_box((geo.batch, *geo.y), pixels), warps=warps, stages=stages,
+                    SWAP=plain.BK < 64 and width >= 64, SPLITS=splits))
 
 
 def depthwise(problem: Problem, geo: Geometry) -> Iterator[Choice]:
+    geo, _ = depthwise_plans.in_turn(geo)
     last = geo.kernel[2]
     contiguous = depthwise_plans.channels_last(problem)
     width = depthwise_plans.channel_width(geo.groups, contiguous)
@@ -113,16 +108,17 @@ def depthwise(problem: Problem, geo: Geometry) -> Iterator[Choice]:
         if not depthwise_plans.fused_fits(geo):
             return
         yield {"kernel": "separate"}
-    for neighbours in (1, 2, 4, 8):
-        for elements in (2, 4, 8):
-            rows = max(1, depthwise_plans.THREADS * (elements if contiguous else 2) // width)
-            tile = depthwise_plans.DepthwiseTile(neighbours, rows, width)
-            if problem.wrt in ("output", "input"):
-                if neighbours * elements <= 64 and last * elements <= 128 and neighbours * elements >= 4:
-                    yield choice_of("depthwise", tile)
-            elif problem.wrt in ("weight", "weight+bias"):
-                fitting = max(1, min(lines, 112 // (elements * last)))
-                if last * elements <= 128 and neighbours * elements <= 32:
-                    yield choice_of("depthwise", replace(tile, LINES=-(-lines // -(-lines // fitting))))
-            elif geo.taps * elements <= 76 and neighbours * elements <= 16:
+    apart = geo.dilation[2] // geo.common[2] > 4 or last == 1
+    for neighbours, elements in ((1, 4), (2, 4), (1, 8), (2, 8), (2, 2)) if apart else \
+            ((4, 4), (8, 4), (4, 8), (8, 8), (8, 2), (4, 2), (2, 8)):
+        rows = max(1, depthwise_plans.THREADS * (elements if contiguous else 2) // width)
+        tile = depthwise_plans.DepthwiseTile(neighbours, rows, width)
+        if problem.wrt in ("output", "input"):
+            if neighbours * elements <= 64 and last * elements <= 128 and neighbours * elements >= 4:
                 yield choice_of("depthwise", tile)
+        elif problem.wrt in ("weight", "weight+bias"):
+            fitting = max(1, min(lines, 112 // (elements * last)))
+            if last * elements <= 128 and neighbours * elements <= 32:
+                yield choice_of("depthwise", replace(tile, LINES=-(-lines // -(-lines // fitting))))
+        elif geo.taps * elements <= 76 and neighbours * elements <= 16:
+            yield choice_of("depthwise", tile)

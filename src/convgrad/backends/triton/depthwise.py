@@ -1,7 +1,8 @@
 """Depthwise kernels: one input and one output channel per group, bound by memory, so every load is used many times.
 
-A tile is some rows of positions times some channels; a row is `UW` neighbours along the last axis. A source column is
-loaded once and meets every tap of the last axis while it is in registers. Sums are kept apart per neighbour (input
+A tile is some rows of positions times some channels; a row is `UW` neighbours along the last axis (the plan turns the
+axes so that this is the image's height, and rows next to each other are neighbours in memory). A source column is loaded
+once and meets every tap of the last axis while it is in registers. Sums are kept apart per neighbour (input
 gradient, output) or per tap (weight gradient), as tuples that the compiler unrolls.
 """
 
@@ -156,7 +157,7 @@ def depthwise_gather_kernel(
     else:
         ph0, ph1, first0, first1, slots0, slots1, shift0, shift1 = 0, 0, 0, 0, K0, K1, -P0, -P1
     row = row_tile * BR + tl.arange(0, BR)
-    n, j0, j1, jb = position(row, J0, J1, JB)
+    n, j0, jb, j1 = position(row, J0, JB, J1)
     a0 = (j0 if INPUT else j0 * T0) + shift0
     a1 = (j1 if INPUT else j1 * T1) + shift1
     a2 = jb * (UW * STEP2)
@@ -257,7 +258,7 @@ def depthwise_weight_kernel(
     bias = tl.zeros([BR, BC], dtype=ACC)
     for tile in range(begin, end):
         row = tile * BR + tl.arange(0, BR)
-        n, q0, q1, qb = position(row, Q0, Q1, QB)
+        n, q0, qb, q1 = position(row, Q0, QB, Q1)
         there = n < N
         grads = ()
         for u in tl.static_range(UW):
@@ -294,7 +295,7 @@ def depthwise_weight_kernel(
         for tap in range(line_tile * LINES * K2, last):
             again = tl.zeros([BR, BC], dtype=ACC)
             for tile in range(begin * UW, end * UW):
-                f_n, f_q0, f_q1, f_qb = position((tile // UW) * BR + tl.arange(0, BR), Q0, Q1, QB)
+                f_n, f_q0, f_qb, f_q1 = position((tile // UW) * BR + tl.arange(0, BR), Q0, QB, Q1)
                 f_q2 = f_qb * UW + tile % UW
                 f_i0 = f_q0 * T0 + (tap // (K2 * K1)) * D0 - P0
                 f_i1 = f_q1 * T1 + ((tap // K2) % K1) * D1 - P1

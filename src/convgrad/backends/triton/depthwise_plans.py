@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ...problem import DTYPES, Plan, Problem
 from .depthwise import depthwise_gather_kernel, depthwise_weight_kernel, tap_major_kernel
 from .fused import fused_kernel
-from .geometry import Geometry, needs_wide, strides_of
+from .geometry import Geometry, needs_wide, turned
+from .geometry import strides_of as strides_in_order
 from .launch import Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import STORED_8BIT, arithmetic, on_tensors, scratch, table_for
-from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR
+from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR, reduce_tile
 from .tuning import Choice, fields_of
 from .weight import reduce_kernel
 
 THREADS = 128
 FUSED_TAPS = 9  # most taps whose sums a thread can hold beside the input gradient
+WAVES = 6  # programs per multiprocessor of the weight gradient: more runs cost more to add up
 SUMS_PER_THREAD = 100  # of the weight gradient
+
+
+def turns(geo: Geometry) -> bool:
+    """Whether neighbours are taken along the axis before the last: then rows of a tile are neighbours in memory."""
+    return geo.kernel[1] > 1
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,19 @@ def channels_last(problem: Problem) -> bool:
     return problem.layout.endswith("C")
 
 
-def tap_major(problem: Problem, geo: Geometry) -> Step:
+def in_turn(geo: Geometry) -> tuple[Geometry, Callable[[Any], tuple[int, ...]]]:
+    """The geometry with the axes as the kernels take them, and the strides of tensors in the same order."""
+    if not turns(geo):
+        return geo, strides_in_order
+
+    def strides_of(tensor: Any) -> tuple[int, ...]:
+        n, c, s0, s1, s2 = strides_in_order(tensor)
+        return n, c, s0, s2, s1
+
+    return turned(geo), strides_of
+
+
+def tap_major(problem: Problem, geo: Geometry, strides_of: Callable[[Any], tuple[int, ...]]) -> Step:
     """The step that lays the weight out by taps."""
     numbers = arithmetic(problem)
 
@@ -84,10 +104,11 @@ def sum_bytes(problem: Problem) -> int:
 
 def gather_plan(problem: Problem, geo: Geometry, choice: Choice | None) -> Plan:
     """The output or the input gradient alone."""
+    geo, strides_of = in_turn(geo)
     is_input = problem.wrt == "input"
     positions = geo.phase_positions if is_input else geo.y
     tile = tile_for(geo, positions[2], 1 if is_input else geo.stride[2], channels_last(problem),
-                    8 if geo.kernel[2] > 8 else 4, 8 if geo.kernel[2] <= 8 else 4)
+                    8 if geo.kernel[2] > 6 else 4, 8 if geo.kernel[2] in (1, 2, 3, 7) else 4)
     if choice is not None:
         tile = DepthwiseTile(**fields_of(choice))
     blocks = (positions[0], positions[1], -(-positions[2] // tile.UW))
@@ -107,7 +128,7 @@ def gather_plan(problem: Problem, geo: Geometry, choice: Choice | None) -> Plan:
         scalars = (geo.batch, *from_extents, *to_extents, *blocks, geo.groups, row_tiles, sn, sc, *s, rn, rc, *r)
         return Launch((programs,), scalars, constants, tile.warps, 1)
 
-    lay_out = tap_major(problem, geo)
+    lay_out = tap_major(problem, geo, strides_of)
     step = Step(depthwise_gather_kernel, launch)
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
@@ -133,9 +154,9 @@ def run_length(row_tiles: int, programs: int, waves: int, partial_bytes: int, ma
 
 def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
     """The weight gradient, alone or with the bias gradient."""
+    geo, strides_of = in_turn(geo)
     bias = "bias" in problem.results
-    tile = tile_for(geo, geo.y[2], geo.stride[2], channels_last(problem), 8 if geo.kernel[2] > 16 else 4,
-                    8 if geo.taps <= 9 else 4 if geo.kernel[2] <= 16 else 2)
+    tile = tile_for(geo, geo.y[2], geo.stride[2], channels_last(problem), 8 if geo.kernel[2] > 6 else 4, 2 if geo.kernel[2] in (5, 6) else 4)
     lines = geo.kernel[0] * geo.kernel[1]
     elements = max(1, tile.BR * tile.BC // THREADS)
     fitting = max(1, min(lines, SUMS_PER_THREAD // (elements * geo.kernel[2])))
@@ -148,7 +169,7 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
     programs = -(-geo.groups // tile.BC) * -(-lines // per_program)
     element = 8 if problem.dtype == "float64" else 4
     size = element * geo.groups * (geo.taps + bias)
-    splits, run = run_length(row_tiles, programs, 16, size, max_workspace, 2 * size)
+    splits, run = run_length(row_tiles, programs, WAVES, size, max_workspace, 2 * size)
     tile = DepthwiseTile(tile.UW, tile.BR, tile.BC, per_program, splits, tile.warps)
     numbers = arithmetic(problem)
 
@@ -166,7 +187,7 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
         return Launch((programs * splits,), scalars, constants, tile.warps, 1)
 
     step = Step(depthwise_weight_kernel, launch)
-    finish = Finish(geo, splits, bias)
+    finish = Finish(geo, strides_of, splits, bias)
 
     def run_plan(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
         partial, bias_partial, _ = finish.partials(problem, workspace, results[0])
@@ -180,23 +201,27 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
 class Finish:
     """The second kernel of a depthwise weight gradient: adds the runs in order, for dw and for db."""
 
-    def __init__(self, geo: Geometry, splits: int, bias: bool, beside: int = 0) -> None:
+    def __init__(self, geo: Geometry, strides_of: Callable[[Any], tuple[int, ...]], splits: int, bias: bool,
+                 beside: int = 0) -> None:
         self.shape = (splits, geo.taps, geo.groups)
         self.bias = bias
         self.beside = beside  # further elements wanted of the same workspace
         channels = geo.groups
-        slabs = min(32, power_of_two(splits))
 
         def weight_launch(partial: Any, dw: Any) -> Launch:
             wc, _, *w = strides_of(dw)
             size = geo.taps * channels
-            return Launch((-(-size // 64),), (size, splits, channels, *geo.kernel, 0, wc, *w),
-                          {"BS": slabs, "BE": 64}, 4, 1)
+            slabs, be = reduce_tile(size, splits)
+            return Launch((-(-size // be),), (size, splits, channels, *geo.kernel, 0, wc, *w),
+                          {"BS": slabs, "BE": be}, 4, 1)
+
+        def bias_launch(partial: Any, db: Any) -> Launch:
+            slabs, be = reduce_tile(channels, splits)
+            return Launch((-(-channels // be),), (channels, splits, channels, 1, 1, 1, 0, db.stride(0), 0, 0, 0),
+                          {"BS": slabs, "BE": be}, 4, 1)
 
         self.weight_step = Step(reduce_kernel, weight_launch)
-        self.bias_step = Step(reduce_kernel, lambda partial, db: Launch(
-            (-(-channels // 64),), (channels, splits, channels, 1, 1, 1, 0, db.stride(0), 0, 0, 0),
-            {"BS": slabs, "BE": 64}, 4, 1))
+        self.bias_step = Step(reduce_kernel, bias_launch)
 
     def partials(self, problem: Problem, workspace: Any, like: Any) -> tuple[Any, Any, Any]:
         """The workspace cut in three: sums of dw, sums of db, the rest."""
@@ -231,6 +256,7 @@ def bias_taps(geo: Geometry) -> tuple[int, ...] | None:
 
 def fused_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
     """Input and weight gradient, and bias gradient where one tap visits every output, in one pass."""
+    geo, strides_of = in_turn(geo)
     center = bias_taps(geo)
     bias = "bias" in problem.results
     tile = tile_for(geo, geo.phase_positions[2], 1, channels_last(problem), 4, 4)
@@ -241,7 +267,7 @@ def fused_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choic
     programs = -(-geo.groups // tile.BC)
     element = 8 if problem.dtype == "float64" else 4
     size = element * geo.groups * (geo.taps + bias)
-    splits, run = run_length(row_tiles, programs, 16, size, max_workspace, 2 * size)
+    splits, run = run_length(row_tiles, programs, WAVES, size, max_workspace, 2 * size)
     tile = DepthwiseTile(tile.UW, tile.BR, tile.BC, geo.kernel[0] * geo.kernel[1], splits, tile.warps)
     numbers = arithmetic(problem)
 
@@ -263,8 +289,8 @@ def fused_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choic
         return Launch((programs * splits,), scalars, constants, tile.warps, 1)
 
     step = Step(fused_kernel, launch)
-    lay_out = tap_major(problem, geo)
-    finish = Finish(geo, splits, bias, beside=geo.taps * geo.groups)
+    lay_out = tap_major(problem, geo, strides_of)
+    finish = Finish(geo, strides_of, splits, bias, beside=geo.taps * geo.groups)
 
     def run_plan(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
         dy, x, weight = operands

@@ -77,3 +77,13 @@ def wide(value, WIDE: tl.constexpr):
 def has_nan(value):
     """Return 1 where any element of a tile is NaN: the sign that a product with a filled-in zero may have met Inf."""
     return tl.max(tl.max((value != value).to(tl.int32), 1), 0)
+
+
+@triton.jit
+def only(value, there):
+    """Zero where not `there`.
+
+    NOTE: also keeps Triton 3.6 from turning load-reshape-dot into a reshaped view of shared memory, which gave wrong
+    sums for runs of 8 elements (and does not compile for shorter ones).
+    """
+    return tl.where(there, value, tl.zeros(value.shape, value.dtype))

@@ -120,7 +120,7 @@ def fused_kernel(
     x_c = (wide(c, WIDE) * xc)[None, :]
     dx_c = (wide(c, WIDE) * rc)[None, :]
     for tile in range(begin, end):
-        n, j0, j1, jb = position(tile * BR + tl.arange(0, BR), J0, J1, JB)
+        n, j0, jb, j1 = position(tile * BR + tl.arange(0, BR), J0, JB, J1)
         for ph0 in tl.static_range(T0):
             for ph1 in tl.static_range(T1):
                 i0 = j0 * T0 + ph0
@@ -177,7 +177,7 @@ def fused_kernel(
             tl.store(out + tap_of_sum(e, T0, T1, T2, D0, D1, D2, P0, P1, P2, K0, K1, K2) * p_tap, tl.sum(dw[e], 0).to(partial.dtype.element_ty), mask=c < C)
     else:
         for tile in range(begin * (T0 * T1 * T2 * UW), end * (T0 * T1 * T2 * UW)):
-            f_n, f_j0, f_j1, f_jb = position((tile // (T0 * T1 * T2 * UW)) * BR + tl.arange(0, BR), J0, J1, JB)
+            f_n, f_j0, f_jb, f_j1 = position((tile // (T0 * T1 * T2 * UW)) * BR + tl.arange(0, BR), J0, JB, J1)
             phase = (tile // UW) % (T0 * T1 * T2)
             f_j2 = f_jb * UW + tile % UW
             first0, slots0, shift0 = phase_of_axis(phase // (T1 * T2), T0, D0, P0, K0, G0, V0)
@@ -214,7 +214,7 @@ def fused_kernel(
             phase2 = ((reach2 % T2) + T2) % T2
             again = tl.zeros([BR, BC], dtype=ACC)
             for tile in range(begin * UW, end * UW):
-                f_n, f_j0, f_j1, f_jb = position((tile // UW) * BR + tl.arange(0, BR), J0, J1, JB)
+                f_n, f_j0, f_jb, f_j1 = position((tile // UW) * BR + tl.arange(0, BR), J0, JB, J1)
                 f_i0 = f_j0 * T0 + phase0
                 f_i1 = f_j1 * T1 + phase1
                 f_i2 = (f_jb * UW + tile % UW) * T2 + phase2

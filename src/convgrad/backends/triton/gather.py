@@ -10,7 +10,7 @@ are columns of one tile instead, so that layers with few input channels still fi
 import triton
 import triton.language as tl
 
-from .elements import as_operand, has_nan, position, wide
+from .elements import as_operand, has_nan, only, position, wide
 
 
 @triton.jit
@@ -250,7 +250,7 @@ def gather_kernel(
             else:
                 a3 = tl.load(source_base + (source_row[:, None] + move[None, :])[:, :, None] + (c * s_c)[None, None, :],
                              mask=valid[:, :, None] & c_there[None, None, :], other=0.0)
-                a = tl.reshape(a3, [BM, TS * CB])
+                a = only(tl.reshape(a3, [BM, TS * CB]), pair_there[None, :])
                 m0f = tl.reshape(tl.broadcast_to(m0[:, None], [TS, CB]), [TS * CB])
                 m1f = tl.reshape(tl.broadcast_to(m1[:, None], [TS, CB]), [TS * CB])
                 m2f = tl.reshape(tl.broadcast_to(m2[:, None], [TS, CB]), [TS * CB])

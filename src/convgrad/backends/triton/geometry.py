@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...problem import Conv
@@ -56,6 +56,15 @@ class Geometry:
     def phase_constants(self, letters: str = "GVL") -> dict[str, int]:
         names = (("G", self.common), ("V", self.inverse), ("L", self.lowest))
         return {f"{letter}{axis}": values[axis] for letter, values in names for axis in range(3) if letter in letters}
+
+
+def turned(geo: Geometry) -> Geometry:
+    """The same problem with its last two axes exchanged."""
+    def swap(values: Three) -> Three:
+        return values[0], values[2], values[1]
+
+    return replace(geo, **{name: swap(getattr(geo, name)) for name in (
+        "x", "y", "kernel", "stride", "dilation", "pad", "common", "inverse", "lowest", "span", "phase_positions")})
 
 
 def geometry(conv: Conv) -> Geometry:

@@ -22,6 +22,7 @@ from .tiles import (
     choose_gather,
     choose_weight,
     most_splits,
+    reduce_tile,
 )
 from .tuning import Choice, fields_of, tuned
 from .weight import bias_kernel, reduce_kernel, weight_kernel
@@ -97,7 +98,8 @@ def gather_plan(problem: Problem, geo: Geometry, choice: Choice | None) -> Plan:
         name = f"box_{name.split('_')[1]}_{math.prod(box_tile.box)}x{box_tile.BN}x{box_tile.CB}"
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        if boxes is not None and box_plans.tensors_fit(operands[0]) and box_plans.weight_fits_box(operands[1], patch):
+        if (boxes is not None and box_plans.tensors_fit(operands[0]) and box_plans.weight_fits_box(operands[1], patch)
+                and (is_input or box_plans.folds(geo, operands[0]))):
             boxes(*operands, results[0])
         else:
             step(*operands, results[0], table_for(problem, results[0]))
@@ -139,7 +141,7 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
     plain = replace(choose_weight(geo, operand_bytes(problem), max_workspace, False), SPLITS=tile.SPLITS)
     step = Step(weight_kernel, lambda dy, x, result, table: weight_launch(
         geo, tile if not tile.SEG or in_lines(x) else plain, numbers, dy, x, result))
-    boxes, splits, note = [], tile.SPLITS, f"tile: {tile}"
+    boxes, splits, note = None, tile.SPLITS, f"tile: {tile}"
     name = f"weight_{DTYPES[problem.dtype][0]}_{tile.BK}x{tile.TS * tile.CB}x{tile.BP}_split{tile.SPLITS}"
     if choice["kernel"] == "box" if choice is not None else tile.TS == 1 and box_plans.weight_fits(problem, geo):
         box_tile = box_plans.choose_box_weight(geo, max_workspace) if choice is None else \
@@ -150,27 +152,31 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
         note = f"tile: {box_tile}; where tensors are not aligned to 16 bytes: {tile}"
         name = f"box_{name.split('_')[1]}_{box_tile.BN}x{box_tile.CB}x{math.prod(box_tile.box)}_split{splits}"
     lines = line_plans.for_problem(problem, geo, max_workspace, choice)
-    if lines is not None:  # see line_plans.py
+    if lines is not None:
         tile = plain = replace(tile, SPLITS=lines.tile.splits)
-        boxes, splits = [], lines.tile.splits
+        boxes, splits = None, lines.tile.splits
         note = f"tile: {lines.tile}; where tensors are not aligned to 16 bytes: {tile}"
         name = f"lines_{name.split('_')[1]}_{lines.tile.BK}x{lines.tile.NT}x{lines.tile.CB}_split{splits}"
     add = Step(reduce_kernel, lambda partial, result: reduce_launch(geo, splits, result))
     shape = (splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
-    partial_bytes = (8 if problem.dtype == "float64" else 4) * math.prod(shape) if splits > 1 else 0
+    parted = splits > 1 or (lines is not None and lines.fold > 0)
+    partial_bytes = (8 if problem.dtype == "float64" else 4) * math.prod(shape) if parted else 0
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
         dw = results[0]
-        partial = scratch(problem, workspace, shape, dw) if splits > 1 else dw
-        target = partial.permute(0, 1, 5, 2, 3, 4) if splits > 1 else dw
-        if lines is not None and lines.take(*operands):
-            lines(*operands, target)
-        elif boxes and box_plans.tensors_fit(*operands):
-            for box_step in boxes:
-                box_step(*operands, target)
+        by_lines = lines is not None and lines.take(*operands)
+        if not (parted if by_lines else splits > 1):
+            partial = target = dw
+        else:
+            partial = scratch(problem, workspace, shape, dw)
+            target = partial.permute(0, 1, 5, 2, 3, 4)
+        if lines is not None and by_lines:
+            lines.write(operands[0], operands[1], target)
+        elif boxes is not None and box_plans.tensors_fit(*operands) and box_plans.folds(geo, operands[1]):
+            boxes(*operands, target)
         else:
             step(*operands, target, table_for(problem, dw))
-        if splits > 1:
+        if partial is not dw:
             add(partial, dw)
 
     return Plan(problem, "triton", name, on_tensors(problem, run), partial_bytes, (note,))
@@ -224,10 +230,8 @@ def reduce_launch(geo: Geometry, splits: int, result: Any) -> Launch:
     """The launch that adds `splits` partial weight gradients in order."""
     ro, ri, *r = strides_of(result)
     size = geo.groups * geo.group_out * geo.group_in * geo.taps
-    bs = min(64, power_of_two(splits))
-    be = max(64, 4096 // bs) if size >= 8192 * MULTIPROCESSORS else 64
-    return Launch((-(-size // be),), (size, splits, geo.group_in, *geo.kernel, ro, ri, *r),
-                  {"BS": bs, "BE": be}, 4, 1)
+    slabs, be = reduce_tile(size, splits)
+    return Launch((-(-size // be),), (size, splits, geo.group_in, *geo.kernel, ro, ri, *r), {"BS": slabs, "BE": be}, 4, 1)
 
 
 def bias_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Plan:
@@ -251,8 +255,8 @@ def bias_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Pla
 
     step = Step(bias_kernel, launch)
     add = Step(reduce_kernel, lambda partial, result: Launch(
-        (-(-channels // 64),), (channels, splits, 1, 1, 1, 1, result.stride(0), 0, 0, 0, 0),
-        {"BS": min(32, power_of_two(splits)), "BE": 64}, 4, 1))
+        (-(-channels // reduce_tile(channels, splits)[1]),), (channels, splits, 1, 1, 1, 1, result.stride(0), 0, 0, 0, 0),
+        dict(zip(("BS", "BE"), reduce_tile(channels, splits))), 4, 1))
     size = (8 if double else 4) * splits * channels if splits > 1 else 0
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:

@@ -112,7 +112,12 @@ def choose_gather(geo: Geometry, is_input: bool, itemsize: int) -> GatherTile:
             bm //= 2
     warps = 8 if bm * bn >= 128 * 128 else 4
     steps = -(-slots * depth // (ts * cb)) if flat else -(-slots // ts) * -(-depth // cb)
-    stages = min(stages_for((bm + bn) * cb * ts * itemsize), max(1, steps))
+    if pack and not flat:  # measured on an H200: shallow pipelines, or none where loads are scattered
+        bm, warps, most = (256 if rows >= 256 * MULTIPROCESSORS else bm), 4, 2
+    else:
+        most = 1 if ts > 1 or flat else 4
+        warps = 4 if most == 1 else warps
+    stages = min(stages_for((bm + bn) * cb * ts * itemsize, most), max(1, steps))
     return GatherTile(bm, bn, cb, ts, gp, pack, flat, warps, stages)
 
 
@@ -133,12 +138,15 @@ def stages_for(step_bytes: int, most: int = 4) -> int:
     return max(1, min(most, SHARED_BYTES // max(1, step_bytes)))
 
 
-def best_box(extents: tuple[int, int, int, int], volume: int) -> Box:
-    """The box of `volume` positions (powers of two) that covers the extents with the fewest positions to spare."""
+def best_box(extents: tuple[int, ...], volume: int, stride: tuple[int, ...] = (1, 1, 1)) -> Box:
+    """The box of `volume` positions (powers of two) that covers the extents with the fewest positions to spare.
+
+    Axes but the last with a stride have extent 1 in a box: the copy engine does not skip elements.
+    """
     best: tuple[float, Box] | None = None
     sizes = [1 << e for e in range(volume.bit_length())]
     for b2, b1, b0 in product(sizes, sizes, sizes):
-        if volume % (b0 * b1 * b2):
+        if volume % (b0 * b1 * b2) or (stride[0] > 1 and b0 > 1) or (stride[1] > 1 and b1 > 1):
             continue
         box = (volume // (b0 * b1 * b2), b0, b1, b2)
         if max(box) > 256:
@@ -206,3 +214,9 @@ def choose_splits(geo: Geometry, tiles: int, bp: int, max_workspace: int | None,
     """Runs of pixels: enough programs for some waves, no run shorter than 8 steps, workspace within its limit."""
     wanted = min(-(-waves * MULTIPROCESSORS // max(1, tiles)), max(1, geo.pixels // (8 * bp)))
     return max(1, min(wanted, most_splits(geo, max_workspace)))
+
+
+def reduce_tile(size: int, splits: int) -> tuple[int, int]:
+    """(runs, elements) that one program of the adding kernel takes at a time: few elements where there are many runs."""
+    elements = 256 if size >= 256 * MULTIPROCESSORS else 64 if size >= 64 * MULTIPROCESSORS else 16
+    return min(power_of_two(splits), max(4, 4096 // elements)), elements

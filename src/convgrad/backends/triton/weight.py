@@ -8,7 +8,7 @@ than one run the float32 partial sums go to the workspace and `reduce_kernel` ad
 import triton
 import triton.language as tl
 
-from .elements import as_operand, has_nan, in_box, position, wide
+from .elements import as_operand, has_nan, in_box, only, position, wide
 from .gather import inside
 
 
@@ -117,7 +117,7 @@ def weight_kernel(
                 if (K2 * CG) % CB != 0:
                     mask = mask & (inner < K2 * CG)[None, :, :]
                 b3 = tl.load(x_base + (line + place)[:, :, None] + tl.arange(0, CB)[None, None, :], mask=mask, other=0.0)
-            b = tl.reshape(b3, [BP, TS * CB])
+            b = only(tl.reshape(b3, [BP, TS * CB]), pair_there[None, :])
         else:
             valid = (there[:, None] & (tap < TAPS)[None, :] & inside(i0[:, None] + shift0[None, :], X0)
                      & inside(i1[:, None] + shift1[None, :], X1) & inside(i2[:, None] + shift2[None, :], X2))
@@ -126,7 +126,7 @@ def weight_kernel(
             else:
                 b3 = tl.load(x_base + (x_row[:, None] + tap_move[None, :])[:, :, None] + (c * x_c)[None, None, :],
                              mask=valid[:, :, None] & c_there[None, None, :], other=0.0)
-                b = tl.reshape(b3, [BP, TS * CB])
+                b = only(tl.reshape(b3, [BP, TS * CB]), pair_there[None, :])
         a = tl.load(dy_base + dy_row[:, None] + (k * y_c)[None, :], mask=there[:, None] & k_there[None, :], other=0.0)
         a = as_operand(a, table, ROUND)
         b = as_operand(b, table, ROUND)

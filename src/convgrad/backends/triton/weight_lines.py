@@ -1,15 +1,15 @@
 """The dense weight gradient line by line: two warps copy boxes of pixels, the others multiply; written in Gluon.
 
-A program sums BK output channels x CB input channels x NT neighbouring taps of one axis over a run of *lines*. A line is
-a box of pixels. Lines that follow each other on the axis of the taps make a chain: the taps t of its dy line q read the
-x lines q*stride + t, so an x line is copied once and multiplied by several dy lines. A chain of length 1 shares only the
-dy line. The copies' zero fill is the padding. `boxes.py` has the same sums in plain Triton.
+A program sums BK output channels x CB input channels x NT neighbouring taps of one axis over a run of *lines*. A line
+is a box of pixels. Lines that follow each other on the axis of the taps make a chain: the taps t of its dy line q read
+the x lines q*stride + t, so an x line is copied once and multiplied by several dy lines. A chain of length 1 shares
+only the dy line. The copies' zero fill is the padding. `boxes.py` has the same sums in plain Triton.
 
-On an axis with a stride the copies either see one phase of x (every stride-th element, one descriptor per phase), or, for
-boxes one pixel wide on that axis, x itself.
+On an axis with a stride the copies either see one phase of x (every stride-th element, one descriptor per phase), or,
+for boxes one pixel wide on that axis, x itself.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, assignment"
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -84,7 +84,7 @@ def copy_dy(dy_box, slots, full, empty, run, row, shape, AXIS: gl.constexpr, BOX
     place = first_line(begin, shape)
     slot = begin * 0
     round = begin * 0  # how often all slots were filled, modulo 2
-    for line in range(begin, end):
+    for _ in range(begin, end):
         n, q0, q1, q2 = pixel_of(place, AXIS, BOX, STEP)
         mbarrier.wait(empty.index(slot), round ^ 1)
         mbarrier.expect(full.index(slot), BYTES)
@@ -98,14 +98,14 @@ def copy_dy(dy_box, slots, full, empty, run, row, shape, AXIS: gl.constexpr, BOX
 def copy_x(x_boxes, phase, slots, full, empty, run, column, shape, taps, AXIS: gl.constexpr, NT: gl.constexpr,
            ADVANCE: gl.constexpr, D: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr, JUMP: gl.constexpr,
            SLOTS: gl.constexpr, BYTES: gl.constexpr):
-    """The warp that copies x: all NT lines at the start of a chain, then those that the taps meet for the first time."""
+    """The warp that copies x: NT lines at the start of a chain, then those that the taps meet for the first time."""
     begin, end = run
     shift0, shift1, shift2 = taps
     place = first_line(begin, shape)
     slot = begin * 0
     round = begin * 0
     fresh = begin * 0 + 1
-    for line in range(begin, end):
+    for _ in range(begin, end):
         n, q0, q1, q2 = pixel_of(place, AXIS, BOX, STEP)
         for t in gl.static_range(NT):
             if (t >= NT - ADVANCE) | (fresh != 0):
@@ -121,10 +121,7 @@ def copy_x(x_boxes, phase, slots, full, empty, run, column, shape, taps, AXIS: g
                 if AXIS == 2:
                     i2 += t * D
                 for p in gl.static_range(len(x_boxes)):
-                    if len(x_boxes) == 1:
-                        tma.async_copy_global_to_shared(x_boxes[p], [n, i0, i1, i2, column], full.index(slot),
-                                                        slots.index(slot))
-                    elif phase == p:
+                    if phase == p:
                         tma.async_copy_global_to_shared(x_boxes[p], [n, i0, i1, i2, column], full.index(slot),
                                                         slots.index(slot))
                 slot, carry = wrapped(slot, 1, SLOTS)
@@ -163,7 +160,7 @@ def multiply_lines(slots, barriers, run, length, sums, NT: gl.constexpr, ADVANCE
             slot, round = slot_after(x_slot, x_round, t, XS)
             mbarrier.wait(x_full.index(slot), round)
             b = x_slots.index(slot).reshape([BP, CB])
-            more = more + (warpgroup_mma(a, b, sums[t], is_async=True),)
+            more += (warpgroup_mma(a, b, sums[t], is_async=True),)
         sums = warpgroup_mma_wait(num_outstanding=NT, deps=more)
         if NT == 1:
             sums = (sums,)
@@ -216,8 +213,8 @@ def masked_lines(slots, pointers, places, shape, extents, steps, tap, offset, ze
             i0 = at_0 * GEOMETRY[0][0] + tap0 * GEOMETRY[1][0] - GEOMETRY[2][0]
             i1 = at_1 * GEOMETRY[0][1] + tap1 * GEOMETRY[1][1] - GEOMETRY[2][1]
             i2 = at_2 * GEOMETRY[0][2] + tap2 * GEOMETRY[1][2] - GEOMETRY[2][2]
-            there = ((at_n < N) & (at_0 < Q0) & (at_1 < Q1) & (at_2 < Q2) & (i0 >= 0) & (i0 < X0) & (i1 >= 0) & (i1 < X1)
-                     & (i2 >= 0) & (i2 < X2))
+            there = ((at_n < N) & (at_0 < Q0) & (at_1 < Q1) & (at_2 < Q2) & (i0 >= 0) & (i0 < X0) & (i1 >= 0)
+                     & (i1 < X1) & (i2 >= 0) & (i2 < X2))
             if which == 0:
                 row = (at_n.to(gl.int64) * y_n + at_0.to(gl.int64) * y_0 + at_1.to(gl.int64) * y_1
                        + at_2.to(gl.int64) * y_2)
@@ -245,26 +242,30 @@ def any_nan(value):
 
 @gluon.jit
 def sum_and_store(slots, barriers, pointers, result, places, shape, extents, steps, first_tap, offset, result_steps,
-                  AXIS: gl.constexpr, NT: gl.constexpr, ADVANCE: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr, GEOMETRY: gl.constexpr,
-                  KERNEL: gl.constexpr, BP: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr, KG: gl.constexpr,
-                  CG: gl.constexpr, YS: gl.constexpr, XS: gl.constexpr, WARPS: gl.constexpr):
+                  AXIS: gl.constexpr, NT: gl.constexpr, ADVANCE: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr,
+                  GEOMETRY: gl.constexpr, KERNEL: gl.constexpr, BP: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr,
+                  KG: gl.constexpr, CG: gl.constexpr, GP: gl.constexpr, YS: gl.constexpr, XS: gl.constexpr,
+                  WARPS: gl.constexpr):
     """The multiplying warps: all lines of the run, then the sums of each tap to the result."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, CB, 16])
     zero = gl.full([BK, CB], 0.0, gl.float32, layout)
     sums = multiply_lines(slots, barriers, places, shape[0], (zero,) * NT, NT, ADVANCE, BP, BK, CB, YS, XS)
-    k_tile, c_tile, dy_base, x_base = offset
+    k_tile, c_tile, _, _ = offset
     r_k, r_c, r_0, r_1, r_2 = result_steps
     k = k_tile + gl.arange(0, BK, layout=gl.SliceLayout(1, layout))
     c = c_tile + gl.arange(0, CB, layout=gl.SliceLayout(0, layout))
     there = (k < KG)[:, None] & (c < CG)[None, :]
+    if GP > 1:  # of several groups in a tile only the products within a group are wanted
+        there = there & ((k // (KG // GP))[:, None] == (c // (CG // GP))[None, :])
+        c = c % (CG // GP)
     where = (k.to(gl.int64) * r_k)[:, None] + (c.to(gl.int64) * r_c)[None, :]
     tap0, tap1, tap2 = first_tap
     for t in gl.static_range(NT):
         acc = sums[t]
         if any_nan(acc):
             acc = masked_lines(slots, pointers, places, shape, extents, steps, (tap0, tap1, tap2), offset,
-                               gl.full([BK, CB], 0.0, gl.float32, layout), AXIS, BOX, STEP, GEOMETRY, BP, BK, CB, KG, CG,
-                               WARPS)
+                               gl.full([BK, CB], 0.0, gl.float32, layout), AXIS, BOX, STEP, GEOMETRY, BP, BK, CB, KG,
+                               CG, WARPS)
         in_kernel = (tap0 < KERNEL[0]) & (tap1 < KERNEL[1]) & (tap2 < KERNEL[2])
         gl.store(result + (tap0.to(gl.int64) * r_0 + tap1.to(gl.int64) * r_1 + tap2.to(gl.int64) * r_2) + where,
                  acc.to(result.dtype.element_ty), mask=there & in_kernel)
@@ -285,9 +286,10 @@ def line_weight_kernel(
         T0: gl.constexpr, T1: gl.constexpr, T2: gl.constexpr,
         D0: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
-        F0: gl.constexpr, F1: gl.constexpr, F2: gl.constexpr,  # views of x: phases that some tap reads; 1 for x itself
-        J0: gl.constexpr, J1: gl.constexpr, J2: gl.constexpr,  # stride within a view: 1, or the whole stride in x itself
-        KG: gl.constexpr, CG: gl.constexpr, SPLITS: gl.constexpr,
+        F0: gl.constexpr, F1: gl.constexpr, F2: gl.constexpr,  # views of x: phases that some tap reads
+        J0: gl.constexpr, J1: gl.constexpr, J2: gl.constexpr,  # stride within a view
+        KG: gl.constexpr, CG: gl.constexpr, GP: gl.constexpr,  # output and input channels of GP groups
+        SPLITS: gl.constexpr,
         AXIS: gl.constexpr, NT: gl.constexpr, CHAIN: gl.constexpr,
         PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr,
         YS: gl.constexpr, XS: gl.constexpr, WARPS: gl.constexpr):
@@ -359,8 +361,8 @@ def line_weight_kernel(
     gl.warp_specialize(
         [(sum_and_store, (slots, barriers, (dy, x), result_at, (begin, end), shape, (N, Q0, Q1, Q2, X0, X1, X2),
                           (y_n, y_0, y_1, y_2, x_n, x_0, x_1, x_2), (tap0, tap1, tap2), offset,
-                          (r_k, r_c, r_0, r_1, r_2), AXIS, NT, ADVANCE, BOX, STEP, GEOMETRY, (K0, K1, K2), BP, BK, CB, KG, CG, YS,
-                          XS, WARPS)),
+                          (r_k, r_c, r_0, r_1, r_2), AXIS, NT, ADVANCE, BOX, STEP, GEOMETRY, (K0, K1, K2), BP, BK, CB,
+                          KG, CG, GP, YS, XS, WARPS)),
          (copy_dy, (dy_box, y_slots, y_full, y_empty, (begin, end), group * KG + k_tile, shape, AXIS, BOX, STEP, YS,
                     BP * BK * 2)),
          (copy_x, (x_boxes, phase, x_slots, x_full, x_empty, (begin, end), group * CG + c_tile, shape,

@@ -61,7 +61,8 @@ class CallOrder:
                         "described yet")
         self.lose_block("Iterate")
         if not context.isFirstIter_ and (self.finished or self.setter_since_start):
-            self.refuse("first-iter", f"{self.name}: Iterate for a new piece with ctx.isFirstIter_ = False; set "
+            when = "for a new piece" if self.setter_since_start else "after the last block of the piece"
+            self.refuse("first-iter", f"{self.name}: Iterate {when} with ctx.isFirstIter_ = False; set "
                         "ctx.isFirstIter_ = True after each finished piece, or the block counters stay at its end")
 
     def lose_block(self, method: str) -> None:

@@ -14,14 +14,16 @@ from ...problem import Conv, Problem, Unsupported
 from .compare import check_against_reference
 from .conv_types import ConvFormat
 from .cpp import to_cpp_stub
+from .duration import announcement
 from .filter_operator import find_filter_tiling, split_filter_pieces
-from .operator import SAY_HOW_LONG, describe, find_tiling, run_tiling
+from .operator import describe, find_tiling, run_tiling
 from .picture import draw
 from .pieces import split_pieces
+from .platform import PRODUCTS, PlatformInfo
 from .tile_search import fit_cores
 from .tiling_struct import TConv3DBackpropInputTiling
 from .trace import to_json_lines, to_text
-from .traffic import estimate, model_seconds
+from .traffic import estimate
 from .walk import Block
 
 SHOWN_FIELDS = ("baseM", "baseK", "baseN", "stepKa", "stepKb", "al1Pbuffer", "bl1Pbuffer", "singleCoreM",
@@ -33,9 +35,10 @@ def add_commands(subparsers: Any) -> None:
     """Add the command to the `convgrad` program."""
     parser = subparsers.add_parser(
         "ascendc", help="show how Conv3DBackpropInput computes a problem: tiling, blocks, traffic, picture")
-    parser.add_argument("problem",
+    parser.add_argument("problem", type=problem_argument,
                         help='problem string, for example "input_grad f16 n1 c17 k15 i20x60x60 w2x2x2 s2x2x2"')
-    parser.add_argument("--cores", type=int, default=1, help="number of AI cores (default 1)")
+    parser.add_argument("--cores", type=core_count, default=1, help="number of AI cores (default 1)")
+    parser.add_argument("--product", default="Ascend910B", help=f"one of {', '.join(PRODUCTS)} (default Ascend910B)")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields",
                         help="change a field of the tiling, for example --set baseM=256 (may be repeated)")
     parser.add_argument("--depth", type=int, default=0, help="depth of dX whose blocks and picture are shown")
@@ -49,9 +52,22 @@ def add_commands(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
+def problem_argument(text: str) -> Problem:
+    try:
+        return Problem.parse(text)
+    except (ValueError, TypeError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def core_count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
+
+
 def run(args: argparse.Namespace) -> int:
-    """Do what the command line asks for; return the exit status."""
-    problem = Problem.parse(args.problem)
+    """Do what the command line asks for; return 0, 1 for a wrong result, 2 for bad input. Unsupported is raised."""
+    problem = args.problem
     try:
         conv = three_axes(problem.conv)
         if problem.wrt == "weight":
@@ -61,12 +77,13 @@ def run(args: argparse.Namespace) -> int:
         if problem.conv.groups != 1:
             raise Unsupported(f"groups={problem.conv.groups}: Conv3DBackpropInput takes one group")
         host = describe(conv.output_shape, conv.weight_shape, storage_dtype(problem.dtype), input_size=conv.in_size,
-                        stride=conv.stride, padding=conv.padding, dilation=conv.dilation)
+                        stride=conv.stride, padding=conv.padding, dilation=conv.dilation,
+                        platform=PlatformInfo.of(args.product))
         tiling = changed(find_tiling(host, args.cores), args.fields, args.cores)
         show_input(tiling, args)
-    except (Unsupported, ValueError, TypeError) as error:
-        print(f"{problem}: {error}", file=sys.stderr)
-        return 1
+    except (ValueError, TypeError) as error:
+        print(f"convgrad: {error}", file=sys.stderr)
+        return 2
     return execute(tiling, problem, args.cores) if args.execute else 0
 
 
@@ -89,7 +106,8 @@ def changed(tiling: TConv3DBackpropInputTiling, fields: list[str], cores: int) -
     if changes:
         tiling = tiling.with_(**changes)
         tiling.validate()
-        tiling = tiling if "singleCoreM" in changes else fit_cores(tiling, cores)
+        if "singleCoreM" not in changes:
+            tiling = fit_cores(tiling, cores).with_(**changes)
     return tiling
 
 
@@ -120,9 +138,9 @@ def show_input(tiling: TConv3DBackpropInputTiling, args: argparse.Namespace) -> 
 
 def execute(tiling: TConv3DBackpropInputTiling, problem: Problem, cores: int) -> int:
     """Run every block on thin integers and compare."""
-    seconds = model_seconds(tiling, cores)
-    if seconds > SAY_HOW_LONG:
-        print(f"this run will take about {seconds:.0f} s", file=sys.stderr)
+    said = announcement(tiling, cores)
+    if said:
+        print(said, file=sys.stderr)
     t, rng, dtype = tiling, np.random.default_rng(0), storage_dtype(problem.dtype)
     dy = rng.integers(-1, 2, (t.batch, t.cout, t.dout, t.ho, t.wo)).astype(dtype)
     w = rng.integers(-1, 2, (t.cout, t.cin, t.dk, t.hk, t.wk)).astype(dtype)
@@ -137,7 +155,7 @@ def show_filter(problem: Problem, conv: Conv, cores: int) -> int:
     tiling = find_filter_tiling(conv.output_shape, conv.input_shape, conv.kernel_size, storage_dtype(problem.dtype),
                                 stride=conv.stride, padding=conv.padding, dilation=conv.dilation, cores=cores)
     t = tiling.dwTiling
-    pieces = split_filter_pieces(t, cores)
+    pieces = split_filter_pieces(tiling, cores)
     print("tiling    " + "  ".join(f"{name}={getattr(t, name)}" for name in (
         "baseM", "baseK", "baseN", "stepKa", "stepKb", "singleCoreCout", "singleCoreCin", "singleCoreHo",
         "iterateOrder", "bl1Bound")))

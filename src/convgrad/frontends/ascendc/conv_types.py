@@ -49,6 +49,7 @@ class ConvFormat(IntEnum):
     NC1HWC0 = 8
     NDC1HWC0 = 9
     FRACTAL_Z_3D = 10
+    MAX = 11
 
 
 class ConvDtype(IntEnum):
@@ -89,10 +90,25 @@ def whole_numbers(method: str, **arguments: int) -> tuple[int, ...]:
     return tuple(checked_int(value, f"{method}: {name}", -2**63) for name, value in arguments.items())
 
 
+TYPE_NAMES = {half: "half", bfloat16_t: "bfloat16_t", float32: "float", int32_t: "int32_t"}
+SPELLINGS = ({name: dtype for dtype, name in TYPE_NAMES.items()} | {"INT32": int32_t}
+             | {host.name: dtype for host, dtype in KERNEL_TYPE.items()})
+
+
 def type_name(dtype: DType) -> str:
     """Return the C++ name of a number format."""
-    names = {half: "half", bfloat16_t: "bfloat16_t", float32: "float", int32_t: "int32_t"}
-    return names.get(np.dtype(dtype), str(np.dtype(dtype)))
+    return TYPE_NAMES.get(np.dtype(dtype), str(np.dtype(dtype)))
+
+
+def kernel_type(spelling: Any) -> DType:
+    """Return the number format that a NumPy type, a C++ name or a member of ConvDtype means."""
+    name = spelling.name if isinstance(spelling, ConvDtype) else spelling
+    if isinstance(name, str) and name in SPELLINGS:
+        return SPELLINGS[name]
+    try:
+        return np.dtype(name)
+    except TypeError:
+        raise TypeError(f"dtype must be half, bfloat16_t, float32 or int32_t, got {spelling!r}") from None
 
 
 @dataclass(frozen=True)
@@ -100,24 +116,26 @@ class ConvType:
     """Position, format and number format of one tensor: `ConvType<POSITION, FORMAT, T>` of the page.
 
     `ConvType(TPosition.GM, ConvFormat.NDC1HWC0, half)` and `ConvType[TPosition.GM, ConvFormat.NDC1HWC0, half]`
-    are the same.
+    are the same. The number format may be any NumPy spelling of it, its C++ name or its name on the host side.
     """
 
     pos: TPosition
     format: ConvFormat
-    Type: DType
+    dtype: DType
 
     def __post_init__(self) -> None:
         for name, kind in (("pos", TPosition), ("format", ConvFormat)):
             if not isinstance(getattr(self, name), kind):
                 raise TypeError(f"ConvType {name} must be a {kind.__name__}, got {getattr(self, name)!r}")
-        try:
-            object.__setattr__(self, "Type", np.dtype(self.Type))
-        except TypeError:
-            raise TypeError(f"ConvType Type must be half, bfloat16_t, float32 or int32_t, got {self.Type!r}") from None
+        object.__setattr__(self, "dtype", kernel_type(self.dtype))
+
+    @property
+    def Type(self) -> DType:
+        """The number format under the name of its member in C++."""
+        return self.dtype
 
     def __class_getitem__(cls, arguments: tuple[TPosition, ConvFormat, DType]) -> ConvType:
         return cls(*arguments)
 
     def __str__(self) -> str:
-        return f"ConvType<{self.pos.name}, {self.format.name}, {type_name(self.Type)}>"
+        return f"ConvType<{self.pos.name}, {self.format.name}, {type_name(self.dtype)}>"

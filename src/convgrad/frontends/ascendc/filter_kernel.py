@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from ...blocked import BLOCK_OUT
-from ...problem import Unsupported
-from .call_order import CallOrder, Context
-from .conv_types import DOCUMENTED_TYPES, ConvFormat, ConvType, IterateOrder, TPosition, float32, int32_t, type_name
+from .conv_types import (
+    DOCUMENTED_TYPES,
+    ConvFormat,
+    ConvType,
+    IterateOrder,
+    TPosition,
+    float32,
+    int32_t,
+    type_name,
+    whole_numbers,
+)
 from .filter_tiling import C0, DwTiling, TConv3DBpFilterTiling
 from .global_tensor import GlobalTensor
+from .kernel_object import KernelObject
 from .misuse import Misuse
 from .tiling_struct import ceil_div
 
@@ -41,7 +49,7 @@ class FilterBlock:
     offset: int  # element offset that GetTensorC adds to the output pointer
 
 
-class Conv3DBackpropFilter:
+class Conv3DBackpropFilter(KernelObject[FilterBlock]):
     """The gradient of the weight of one kernel depth, from some rows of one depth of one sample.
 
     Parameters
@@ -65,18 +73,14 @@ class Conv3DBackpropFilter:
         for name, conv_type in types.items():
             if conv_type.pos != TPosition.GM or conv_type.format != FORMATS[name]:
                 raise Misuse("types", f"{NAME}: {name} is {conv_type}, it must be GM, {FORMATS[name].name}")
-        if inputType.Type not in DOCUMENTED_TYPES or gradOutputType.Type != inputType.Type:
-            raise Misuse("types", f"{NAME}: inputType holds {type_name(inputType.Type)} and gradOutputType "
-                         f"{type_name(gradOutputType.Type)}; both must be half or both bfloat16_t")
-        if gradWeightType.Type != float32 or weightSizeType.Type != int32_t:
+        if inputType.dtype not in DOCUMENTED_TYPES or gradOutputType.dtype != inputType.dtype:
+            raise Misuse("types", f"{NAME}: inputType holds {type_name(inputType.dtype)} and gradOutputType "
+                         f"{type_name(gradOutputType.dtype)}; both must be half or both bfloat16_t")
+        if gradWeightType.dtype != float32 or weightSizeType.dtype != int32_t:
             raise Misuse("types", f"{NAME}: gradWeightType must hold float and weightSizeType int32_t, got "
-                         f"{type_name(gradWeightType.Type)} and {type_name(weightSizeType.Type)}")
-        if fidelity not in ("block", "slice"):
-            raise ValueError(f"fidelity={fidelity!r} is neither 'block' nor 'slice'")
-        self.SrcT = inputType.Type
-        self.fidelity, self.block_idx, self.trace = fidelity, block_idx, trace
-        self.ctx = Context()
-        self.order = CallOrder(NAME, SETTERS, strict)
+                         f"{type_name(gradWeightType.dtype)} and {type_name(weightSizeType.dtype)}")
+        super().__init__(NAME, SETTERS, strict=strict, fidelity=fidelity, block_idx=block_idx, trace=trace)
+        self.SrcT = inputType.dtype
         self._tiling: DwTiling | None = None
         self._shape = (0, 0, 0)  # M, N, K
         self._start_row = 0
@@ -85,7 +89,6 @@ class Conv3DBackpropFilter:
         self._index = 0
         self._rows_of_m: dict[int, Array] = {}
         self._accumulator: Array | None = None
-        self.block: FilterBlock | None = None
 
     @property
     def tiling(self) -> DwTiling:
@@ -95,6 +98,8 @@ class Conv3DBackpropFilter:
 
     def Init(self, tiling: TConv3DBpFilterTiling) -> None:
         """Take the tiling; once, before everything else."""
+        if not isinstance(tiling, TConv3DBpFilterTiling):
+            raise TypeError(f"Init takes a TConv3DBpFilterTiling, got {type(tiling).__name__}")
         self.order.init()
         t = tiling.dwTiling
         if self.order.strict:
@@ -109,6 +114,8 @@ class Conv3DBackpropFilter:
     def SetSingleShape(self, singleShapeM: int, singleShapeN: int, singleShapeK: int) -> None:
         """Give the piece: output channels, input channels * hk*wk, and pixels of dY (whole rows). Order M, N, K."""
         self.order.setter("SetSingleShape")
+        singleShapeM, singleShapeN, singleShapeK = whole_numbers(
+            "SetSingleShape", singleShapeM=singleShapeM, singleShapeN=singleShapeN, singleShapeK=singleShapeK)
         t, call = self.tiling, f"{NAME}: SetSingleShape(M={singleShapeM}, N={singleShapeN}, K={singleShapeK})"
         taps = t.hk * t.wk
         if self.order.strict:
@@ -131,6 +138,7 @@ class Conv3DBackpropFilter:
     def SetStartPosition(self, hoStartIdx: int) -> None:
         """Give the first dY row of the piece; its first X row is hoStartIdx*strideH - padUp."""
         self.order.setter("SetStartPosition")
+        (hoStartIdx,) = whole_numbers("SetStartPosition", hoStartIdx=hoStartIdx)
         if self.order.strict and not 0 <= hoStartIdx < self.tiling.ho:
             raise Misuse("start-position", f"{NAME}: SetStartPosition(hoStartIdx={hoStartIdx}): the dY row must be in "
                          f"0..{self.tiling.ho - 1}")
@@ -148,17 +156,9 @@ class Conv3DBackpropFilter:
         self._same_type("SetGradOutput", gradOutput, self.SrcT)
         self._grad_output = gradOutput
 
-    @staticmethod
-    def _same_type(method: str, tensor: GlobalTensor, expected: Any) -> None:
-        if tensor.dtype != expected:
-            raise Misuse("types", f"{NAME}: {method} with a GlobalTensor of {type_name(tensor.dtype)}, it must be "
-                         f"{type_name(expected)}")
-
     def Iterate(self, enPartialSum: bool = False) -> bool:
         """Compute the next block; False, and nothing computed, when the piece is finished."""
-        self.order.iterate(self.ctx)
-        if enPartialSum:
-            raise Unsupported(f"{NAME}: enPartialSum is reserved")
+        self._next_iterate(enPartialSum)
         if self.ctx.isFirstIter_:
             if self.order.strict:
                 self._check_pointers()
@@ -170,11 +170,8 @@ class Conv3DBackpropFilter:
         if block is None:
             self.order.exhausted()
             return False
-        self.block = block
         self._accumulator = self._multiply(block)
-        if self.trace is not None:
-            self.trace.append(block)
-        self.order.computed()
+        self._computed(block)
         return True
 
     def _check_pointers(self) -> None:
@@ -253,8 +250,7 @@ class Conv3DBackpropFilter:
 
     def GetTensorC(self, output: GlobalTensor, enAtomic: int = 1, enSequentialWrite: bool = False) -> None:
         """Add the block to dW (`enAtomic=0` overwrites; `enSequentialWrite` puts it packed at `output`)."""
-        self.order.take()
-        self._same_type("GetTensorC", output, float32)
+        self._take(output, float32, enAtomic)
         block, total, t = self.block, self._accumulator, self.tiling
         if block is None or total is None:
             return
@@ -274,21 +270,12 @@ class Conv3DBackpropFilter:
 
     def IterateAll(self, output: GlobalTensor, enAtomic: int = 1) -> None:
         """Compute and add the whole piece, then set `ctx.isFirstIter_` (an extension of this model)."""
-        while self.Iterate():
-            self.GetTensorC(output, enAtomic)
-        self.ctx.isFirstIter_ = True
+        self._iterate_all(output, enAtomic)
 
-    def End(self) -> None:
-        """Free the queues; once, last."""
-        self.order.end()
-
-    def __enter__(self) -> Conv3DBackpropFilter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
-        if self.order.leave(error):
-            self.End()
+    # The same methods in Python's spelling (an extension of this model)
+    init, iterate, get_tensor_c, iterate_all = Init, Iterate, GetTensorC, IterateAll
+    set_single_shape, set_start_position = SetSingleShape, SetStartPosition
+    set_grad_output, set_input = SetGradOutput, SetInput
 
 
 def landing(count: int, stride: int, shift: int, size: int) -> tuple[int, int, int]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...blocked import BLOCK_OUT, pack_ndc1hwc0, unpack_fractal_z_3d
-from ...problem import Unsupported, checked_ints, checked_padding
-from .conv_types import DOCUMENTED_TYPES, ConvDtype, ConvFormat, ConvType, TPosition, float32, int32_t, type_name
+from ...problem import Unsupported, checked_int, checked_ints
+from .conv_types import DOCUMENTED_TYPES, ConvDtype, ConvFormat, ConvType, TPosition, float32, half, int32_t, type_name
+from .duration import LongRun, said_if_long
 from .filter_kernel import Conv3DBackpropFilter, FilterBlock
 from .filter_tiling import C0, Conv3dBpFilterTiling, DwTiling, TConv3DBpFilterTiling
 from .global_tensor import GlobalTensor
-from .tiling import host_type
+from .tiling import host_type, six_pads
 from .tiling_struct import ceil_div
 
 Array = np.ndarray[Any, Any]
@@ -35,11 +38,9 @@ class FilterPiece(NamedTuple):
     singleShapeK: int
 
 
-def split_filter_pieces(tiling: DwTiling, cores: int = 1) -> list[FilterPiece]:
+def split_filter_pieces(tiling: TConv3DBpFilterTiling, cores: int = 1) -> list[FilterPiece]:
     """Cut the sum into pieces and deal them to `cores`: kernel depth outermost, then channels, samples, rows."""
-    t = tiling
-    if cores < 1:
-        raise ValueError(f"cores must be at least 1, got {cores}")
+    t, cores = tiling.dwTiling, checked_int(cores, "cores", 1)
     found = []
     for kd in range(t.dk):
         for m0 in range(0, t.cout, t.singleCoreCout):
@@ -87,7 +88,7 @@ def find_filter_tiling(dy_shape: Sequence[int], x_shape: Sequence[int], kernel_s
     host.SetWeightShape(dy_shape[1], x_shape[1], *kernel_size)
     host.SetInputShape(*x_shape)
     host.SetGradOutputShape(*dy_shape)
-    host.SetPadding(*(pad for pair in checked_padding(padding, 3) for pad in pair))
+    host.SetPadding(*six_pads(padding))
     host.SetStride(*checked_ints(stride, "stride", 3, 1))
     host.SetDilation(*checked_ints(dilation, "dilation", 3, 1))
     host.SetWeightType(TPosition.GM, ConvFormat.FRACTAL_Z_3D, ConvDtype.FLOAT32)
@@ -102,6 +103,34 @@ def find_filter_tiling(dy_shape: Sequence[int], x_shape: Sequence[int], kernel_s
     tiling.dwTiling = t.with_(singleCoreHo=ceil_div(t.ho, cuts))
     tiling.basicBlockTiling.singleCoreK = tiling.dwTiling.singleCoreHo * t.wo
     return tiling
+
+
+def filter_model_seconds(tiling: TConv3DBpFilterTiling, cores: int = 1) -> float:
+    """Return about how long `run_filter` takes here: the first block is run on zeros and timed."""
+    t, pieces = tiling.dwTiling, split_filter_pieces(tiling, cores)
+    if not pieces:
+        return 0.0
+    dtype, first = t.element_type or half, pieces[0]
+    op = Conv3DBackpropFilter(*filter_types(dtype))
+    op.Init(tiling)
+    set_piece(op, first, GlobalTensor(np.zeros(t.batch * t.di * t.cin1 * t.input_plane, dtype)),
+              GlobalTensor(np.zeros(t.batch * t.dout * t.cout1 * t.grad_output_plane, dtype)))
+    start = perf_counter()
+    op.Iterate()
+    op.GetTensorC(GlobalTensor(np.zeros(t.dk * t.cin1 * t.weight_group, np.float32))[first.offsetOutput])
+    return (perf_counter() - start) * blocks_of(t, pieces)
+
+
+def blocks_of(t: DwTiling, pieces: list[FilterPiece]) -> int:
+    return sum(ceil_div(piece.singleShapeM, t.baseM) * ceil_div(piece.singleShapeN, t.baseN) for piece in pieces)
+
+
+def set_piece(op: Conv3DBackpropFilter, piece: FilterPiece, input: GlobalTensor, grad_output: GlobalTensor) -> None:
+    """Make the four setter calls of one piece."""
+    op.SetSingleShape(piece.singleShapeM, piece.singleShapeN, piece.singleShapeK)
+    op.SetStartPosition(piece.hoStartIdx)
+    op.SetInput(input[piece.offsetInput])
+    op.SetGradOutput(grad_output[piece.offsetGradOutput])
 
 
 def run_filter(dy: Array, x: Array, *, kernel_size: int | Sequence[int], stride: int | Sequence[int] = 1,
@@ -123,6 +152,7 @@ def run_filter(dy: Array, x: Array, *, kernel_size: int | Sequence[int], stride:
     -------
     (Cout, Cin, Kd, Kh, Kw) array of float32
     """
+    dy, x, cores = np.asarray(dy), np.asarray(x), checked_int(cores, "cores", 1)
     if dy.ndim != 5 or x.ndim != 5:
         raise ValueError(f"dy and x must be (N, C, D, H, W), got shapes {dy.shape} and {x.shape}")
     if dy.dtype != x.dtype or dy.dtype not in DOCUMENTED_TYPES:
@@ -135,16 +165,17 @@ def run_filter(dy: Array, x: Array, *, kernel_size: int | Sequence[int], stride:
     grad_output, input = GlobalTensor(pack_ndc1hwc0(dy)), GlobalTensor(pack_ndc1hwc0(x))
     memory = np.zeros((t.dk * t.cin1 * t.hk * t.wk, t.cout1, BLOCK_OUT, C0), np.float32)
     output = GlobalTensor(memory)
-    pieces = split_filter_pieces(t, cores)
+    pieces = split_filter_pieces(found, cores)
+    flop = sum(2 * piece.singleShapeM * piece.singleShapeN * piece.singleShapeK for piece in pieces)
+    said = said_if_long(flop, blocks_of(t, pieces), lambda: filter_model_seconds(found, cores))
+    if said:
+        warnings.warn(said, LongRun, stacklevel=2)
     for core in sorted({piece.core for piece in pieces}):
         with Conv3DBackpropFilter(*filter_types(dy.dtype), strict=strict, fidelity=fidelity, block_idx=core,
                                   trace=trace) as op:
             op.Init(found)
             for piece in (piece for piece in pieces if piece.core == core):
-                op.SetSingleShape(piece.singleShapeM, piece.singleShapeN, piece.singleShapeK)
-                op.SetStartPosition(piece.hoStartIdx)
-                op.SetInput(input[piece.offsetInput])
-                op.SetGradOutput(grad_output[piece.offsetGradOutput])
+                set_piece(op, piece, input, grad_output)
                 while op.Iterate():
                     op.GetTensorC(output[piece.offsetOutput])
                 op.ctx.isFirstIter_ = True

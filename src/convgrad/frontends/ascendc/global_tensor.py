@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -58,12 +59,18 @@ class GlobalTensor:
 
     def __init__(self, array: Array | Buffer | None = None, offset: int = 0) -> None:
         self._buffer = array if isinstance(array, Buffer) or array is None else Buffer(array)
-        self.offset = offset
+        self.offset = operator.index(offset)
+        if self._buffer is not None and not 0 <= self.offset <= self._buffer.array.size:
+            raise OutOfBounds(f"GlobalTensor offset {self.offset} lies outside its {self._buffer.array.size} elements")
 
-    def SetGlobalBuffer(self, array: Array) -> None:
-        """Point to the start of `array`."""
-        self._buffer = Buffer(array)
-        self.offset = 0
+    def SetGlobalBuffer(self, array: Array, size: int | None = None) -> None:
+        """Point to the start of `array`, or of its first `size` elements."""
+        buffer = Buffer(array)
+        if size is not None:
+            if not 0 <= size <= buffer.array.size:
+                raise OutOfBounds(f"SetGlobalBuffer: size={size}, the array has {buffer.array.size} elements")
+            buffer.array = buffer.array[:size]
+        self._buffer, self.offset = buffer, 0
 
     @property
     def buffer(self) -> Buffer:
@@ -81,10 +88,7 @@ class GlobalTensor:
         return self.buffer.array.size - self.offset
 
     def __getitem__(self, offset: int) -> GlobalTensor:
-        start = self.offset + offset
-        if not 0 <= start <= self.buffer.array.size:
-            raise OutOfBounds(f"GlobalTensor offset {start} lies outside its {self.buffer.array.size} elements")
-        return GlobalTensor(self.buffer, start)
+        return GlobalTensor(self.buffer, self.offset + operator.index(offset))
 
     def __repr__(self) -> str:
         if self._buffer is None:

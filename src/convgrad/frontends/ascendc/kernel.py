@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import numpy as np
 from ...blocked import BLOCK_OUT
 from ...numbers import round_operand
 from ...problem import Unsupported
-from .call_order import CallOrder, Context
 from .conv_types import (
     DOCUMENTED_TYPES,
     UNDOCUMENTED_TYPES,
@@ -23,8 +21,17 @@ from .conv_types import (
     whole_numbers,
 )
 from .global_tensor import GlobalTensor
+from .kernel_object import KernelObject
 from .misuse import Misuse
-from .piece_checks import PiecePointers, check_output, check_piece, check_single_shape, check_start, check_zeroed
+from .piece_checks import (
+    PiecePointers,
+    check_output,
+    check_piece,
+    check_single_shape,
+    check_start,
+    check_workspace,
+    check_zeroed,
+)
 from .tiling_struct import TConv3DBackpropInputTiling, ceil_div
 from .walk import Block, PieceShape, Walk
 
@@ -36,6 +43,12 @@ FORMATS = {"weightType": (ConvFormat.FRACTAL_Z_3D,), "inputSizeType": (ConvForma
            "gradOutputType": (ConvFormat.NDC1HWC0,), "gradInputType": (ConvFormat.NDC1HWC0, ConvFormat.NCDHW)}
 
 
+def conv_types(dtype: np.dtype[Any], output_format: ConvFormat = ConvFormat.NDC1HWC0) -> tuple[ConvType, ...]:
+    """Return the four types of the page, in the order of its template, for one number format."""
+    return (ConvType(TPosition.GM, ConvFormat.FRACTAL_Z_3D, dtype), ConvType(TPosition.GM, ConvFormat.ND, int32_t),
+            ConvType(TPosition.GM, ConvFormat.NDC1HWC0, dtype), ConvType(TPosition.GM, output_format, dtype))
+
+
 def check_types(types: dict[str, ConvType], allow_undocumented: bool) -> None:
     """Raise Misuse unless positions, formats and number formats are a combination of the page's tables."""
     for name, conv_type in types.items():
@@ -44,19 +57,19 @@ def check_types(types: dict[str, ConvType], allow_undocumented: bool) -> None:
         if conv_type.format not in FORMATS[name]:
             listed = " or ".join(f.name for f in FORMATS[name])
             raise Misuse("types", f"{NAME}: {name} has the format {conv_type.format.name}, it must be {listed}")
-    element, size = types["weightType"].Type, types["inputSizeType"].Type
+    element, size = types["weightType"].dtype, types["inputSizeType"].dtype
     if size != int32_t:
         raise Misuse("types", f"{NAME}: inputSizeType holds {type_name(size)}, it must be int32_t")
     if element not in DOCUMENTED_TYPES and not (allow_undocumented and element in UNDOCUMENTED_TYPES):
         hint = " (float needs allow_undocumented=True)" if element in UNDOCUMENTED_TYPES else ""
         raise Misuse("types", f"{NAME}: weightType holds {type_name(element)}, it must be half or bfloat16_t{hint}")
     for name in ("gradOutputType", "gradInputType"):
-        if types[name].Type != element:
-            raise Misuse("types", f"{NAME}: {name} holds {type_name(types[name].Type)}, weightType "
+        if types[name].dtype != element:
+            raise Misuse("types", f"{NAME}: {name} holds {type_name(types[name].dtype)}, weightType "
                          f"{type_name(element)}; they must be the same")
 
 
-class Conv3DBackpropInput:
+class Conv3DBackpropInput(KernelObject[Block]):
     """The gradient of the input, one piece and one block at a time.
 
     Parameters
@@ -82,13 +95,9 @@ class Conv3DBackpropInput:
                  fidelity: str = "block", block_idx: int = 0, trace: list[Block] | None = None) -> None:
         check_types({"weightType": weightType, "inputSizeType": inputSizeType, "gradOutputType": gradOutputType,
                      "gradInputType": gradInputType}, allow_undocumented)
-        if fidelity not in ("block", "slice"):
-            raise ValueError(f"fidelity={fidelity!r} is neither 'block' nor 'slice'")
-        self.SrcT, self.DstT = weightType.Type, gradInputType.Type
+        super().__init__(NAME, SETTERS, strict=strict, fidelity=fidelity, block_idx=block_idx, trace=trace)
+        self.SrcT, self.DstT = weightType.dtype, gradInputType.dtype
         self.output_format = gradInputType.format
-        self.fidelity, self.block_idx, self.trace = fidelity, block_idx, trace
-        self.ctx = Context()
-        self.order = CallOrder(NAME, SETTERS, strict)
         self._tiling: TConv3DBackpropInputTiling | None = None
         self._shape: PieceShape | None = None
         self._start = (0, 0)
@@ -98,8 +107,8 @@ class Conv3DBackpropInput:
         self._place = (0, 0)
         self._iterate = 0
         self._columns: dict[tuple[int, int], Array] = {}  # weights of (kernel depth, n), as a K x N matrix
-        self.block: Block | None = None
         self._accumulator: Array | None = None
+        self.dumped: Block | None = None  # NCDHW: the block in the workspace slot, until TransposeBlock moves it
 
     # Description of the piece
 
@@ -111,6 +120,8 @@ class Conv3DBackpropInput:
 
     def Init(self, tiling: TConv3DBackpropInputTiling) -> None:
         """Take the tiling; once, before everything else."""
+        if not isinstance(tiling, TConv3DBackpropInputTiling):
+            raise TypeError(f"Init takes a TConv3DBackpropInputTiling, got {type(tiling).__name__}")
         self.order.init()
         if self.order.strict:
             found = tiling.problems()
@@ -155,32 +166,20 @@ class Conv3DBackpropInput:
         self._weight = weight
         self._columns.clear()
 
-    @staticmethod
-    def _same_type(method: str, tensor: GlobalTensor, expected: Any) -> None:
-        if not isinstance(tensor, GlobalTensor):
-            raise TypeError(f"{method} takes a GlobalTensor, got {type(tensor).__name__}")
-        if tensor.dtype != expected:
-            raise Misuse("types", f"{NAME}: {method} with a GlobalTensor of {type_name(tensor.dtype)}, the object was "
-                         f"created for {type_name(expected)}")
-
     # The loop
 
     def Iterate(self, enPartialSum: bool = False) -> bool:
         """Compute the next block; False, and nothing computed, when the piece is finished."""
-        self.order.iterate(self.ctx)
-        if enPartialSum:
-            raise Unsupported(f"{NAME}: enPartialSum is reserved")
+        self._next_iterate(enPartialSum)
         if self.ctx.isFirstIter_:
             self._begin_piece()
         elif not self._advance():
             self.order.exhausted()
             return False
         walk = self._current(self._walk)
-        self.block = walk.block(self._place, self._iterate, self.block_idx, with_loads=self.fidelity == "slice")
-        self._accumulator = None if self.block.skipped else self._multiply(self.block)
-        if self.trace is not None:
-            self.trace.append(self.block)
-        self.order.computed()
+        block = walk.block(self._place, self._iterate, self.block_idx, with_loads=self.fidelity == "slice")
+        self._accumulator = None if block.skipped else self._multiply(block)
+        self._computed(block)
         return True
 
     def _current(self, value: Any) -> Any:
@@ -274,8 +273,7 @@ class Conv3DBackpropInput:
 
     def GetTensorC(self, output: GlobalTensor, enAtomic: int = 0, enSequentialWrite: bool = False) -> None:
         """Round the block once and move it to its place: from `output`, which carries no depth offset."""
-        self.order.take()
-        self._same_type("GetTensorC", output, self.DstT)
+        self._take(output, self.DstT, enAtomic)
         if enSequentialWrite:
             raise Unsupported(f"{NAME}: enSequentialWrite writes nothing for dX; leave it False")
         block = self._current(self.block)
@@ -283,6 +281,8 @@ class Conv3DBackpropInput:
         if strict and self.output_format == ConvFormat.NDC1HWC0:
             check_output(self._pointers(), output)
             check_zeroed(t, output)
+        elif strict and self.dumped is not None:
+            check_workspace(t, output, self.dumped)
         if self._accumulator is None:
             return
         with np.errstate(over="ignore", invalid="ignore"):
@@ -290,27 +290,19 @@ class Conv3DBackpropInput:
         if self.output_format == ConvFormat.NCDHW:
             slot = self.block_idx * t.baseM * t.baseN
             output.write(slot, values, (block.run_length, t.c0, 1), check=False, what="workspace writes")
+            self.dumped = block
         else:
             output.write(block.offset, values, (block.run_stride, t.c0, 1), atomic=bool(enAtomic), check=strict,
                          what=f"{NAME}: block m={block.m} n={block.n} of depth {block.depth} writes dX")
 
     def IterateAll(self, output: GlobalTensor, enAtomic: int = 0) -> None:
         """Compute and write the whole piece, then set `ctx.isFirstIter_` (an extension of this model)."""
-        while self.Iterate():
-            self.GetTensorC(output, enAtomic)
-        self.ctx.isFirstIter_ = True
+        self._iterate_all(output, enAtomic)
 
-    def End(self) -> None:
-        """Free the queues; once, last."""
-        self.order.end()
-
-    def __enter__(self) -> Conv3DBackpropInput:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
-        if self.order.leave(error):
-            self.End()
+    # The same methods in Python's spelling (an extension of this model)
+    init, iterate, get_tensor_c, iterate_all = Init, Iterate, GetTensorC, IterateAll
+    set_single_shape, set_start_position = SetSingleShape, SetStartPosition
+    set_grad_output, set_weight = SetGradOutput, SetWeight
 
 
 def rectangles(column: int, pixels: int, width: int) -> list[tuple[int, tuple[int, int, int, int]]]:

@@ -20,6 +20,7 @@ MISTAKES = {
     "input-offset": "the Input pointer of the Filter does not belong to its start row",
     "weight-offset": "the Weight pointer is not at the first group of a channel block",
     "output-offset": "the output pointer does not belong to the piece",
+    "workspace": "dX itself as the output of NCDHW blocks, which go to a workspace first",
     "depth-twice": "the depth offset is in the pointer although the object adds it",
     "block-lost": "a computed block is overwritten before GetTensorC took it",
     "no-block": "GetTensorC without a block",

@@ -9,32 +9,20 @@ from typing import Any
 import numpy as np
 
 from ...blocked import pack_fractal_z_3d, pack_ndc1hwc0, unpack_ndc1hwc0
-from ...problem import Unsupported, checked_ints, checked_padding
-from .conv_types import DOCUMENTED_TYPES, UNDOCUMENTED_TYPES, ConvFormat, ConvType, TPosition, int32_t, type_name
+from ...problem import Unsupported, checked_int, checked_ints
+from .conv_types import DOCUMENTED_TYPES, UNDOCUMENTED_TYPES, ConvFormat, TPosition, type_name
+from .duration import LongRun, announcement
 from .global_tensor import GlobalTensor
-from .kernel import Conv3DBackpropInput
+from .kernel import Conv3DBackpropInput, conv_types
 from .piece_checks import check_coverage, check_zeroed
 from .pieces import Piece, split_pieces
 from .platform import PlatformInfo
 from .tile_search import fit_cores
-from .tiling import Conv3DBpInputTiling, host_type
+from .tiling import Conv3DBpInputTiling, host_type, six_pads
 from .tiling_struct import TConv3DBackpropInputTiling
-from .traffic import model_seconds
 from .walk import Block
 
 Array = np.ndarray[Any, Any]
-
-SAY_HOW_LONG = 60.0  # seconds; a longer run is announced
-
-
-class LongRun(UserWarning):
-    """Said before a run that takes longer than `SAY_HOW_LONG` seconds."""
-
-
-def conv_types(dtype: np.dtype[Any], output_format: ConvFormat = ConvFormat.NDC1HWC0) -> tuple[ConvType, ...]:
-    """Return the four types of the page, in the order of its template, for one number format."""
-    return (ConvType(TPosition.GM, ConvFormat.FRACTAL_Z_3D, dtype), ConvType(TPosition.GM, ConvFormat.ND, int32_t),
-            ConvType(TPosition.GM, ConvFormat.NDC1HWC0, dtype), ConvType(TPosition.GM, output_format, dtype))
 
 
 def describe(dy_shape: Sequence[int], w_shape: Sequence[int], dtype: np.dtype[Any], *,
@@ -43,27 +31,29 @@ def describe(dy_shape: Sequence[int], w_shape: Sequence[int], dtype: np.dtype[An
              platform: PlatformInfo | None = None) -> Conv3DBpInputTiling:
     """Return the host object with every setter called; its `GetTiling` finds the tiling.
 
-    Without `input_size` the problem is a transposed convolution, whose output size is inferred.
+    With `output_padding`, or without `input_size`, the problem is a transposed convolution, whose output size is
+    inferred. The other arguments are those of `run`.
     """
     batch, cout, *_ = dy_shape
     host = Conv3DBpInputTiling(platform)
     host.SetWeightShape(*w_shape)
     if not host.SetGradOutputShape(*dy_shape):
         raise ValueError(f"dy has {cout} channels, w has {w_shape[0]} output channels")
-    if input_size is not None:
-        if output_padding is not None:
-            raise ValueError("output_padding belongs to a transposed convolution: leave input_size out, it is inferred")
-        host.SetInputShape(batch, w_shape[1], *checked_ints(input_size, "input_size", 3, 1))
+    size = None if input_size is None else checked_ints(input_size, "input_size", 3, 1)
+    if size is not None and output_padding is None:
+        host.SetInputShape(batch, w_shape[1], *size)
     else:
         host.SetOutputPadding(*checked_ints(0 if output_padding is None else output_padding, "output_padding", 3, 0))
-    pads = checked_padding(padding, 3)
-    host.SetPadding(*(pad for pair in pads for pad in pair))
+    host.SetPadding(*six_pads(padding))
     host.SetStride(*checked_ints(stride, "stride", 3, 1))
     host.SetDilation(*checked_ints(dilation, "dilation", 3, 1))
     name = host_type(dtype)
     host.SetWeightType(TPosition.GM, ConvFormat.FRACTAL_Z_3D, name)
     host.SetInputType(TPosition.GM, ConvFormat.NDC1HWC0, name)
     host.SetGradOutputType(TPosition.GM, ConvFormat.NDC1HWC0, name)
+    if size is not None and host.input_size != size:
+        raise ValueError(f"input_size={size}: the transposed convolution with output_padding={output_padding} gives "
+                         f"{host.input_size}")
     return host
 
 
@@ -87,12 +77,12 @@ def run(dy: Array, w: Array, *, input_size: int | Sequence[int] | None = None, s
     dy : (N, Cout, Do, Ho, Wo) array, half or bfloat16
         Gradient of the output; for a transposed convolution its input.
     w : (Cout, Cin, Kd, Kh, Kw) array of the same type
-    input_size : three ints, optional
-        Spatial size of the result. Without it the problem is a transposed convolution: the size is inferred from
-        `output_padding`.
+    input_size : int or three ints, optional
+        Spatial size of the result; inferred for a transposed convolution.
     stride, dilation : int or three ints
-    padding : int, three ints or three (low, high) pairs
+    padding : int, three ints, three (low, high) pairs or six ints in the order of SetPadding
     output_padding : int or three ints, optional
+        Makes the problem a transposed convolution, as leaving out `input_size` does.
     cores : int
     tiling : TConv3DBackpropInputTiling, optional
         A tile of your own; `find_tiling` chooses one unless given.
@@ -106,6 +96,7 @@ def run(dy: Array, w: Array, *, input_size: int | Sequence[int] | None = None, s
     -------
     (N, Cin, Di, Hi, Wi) array of the type of `dy`
     """
+    dy, w, cores = np.asarray(dy), np.asarray(w), checked_int(cores, "cores", 1)
     if dy.ndim != 5 or w.ndim != 5:
         raise ValueError(f"dy must be (N, C, D, H, W) and w (O, I, D, H, W), got shapes {dy.shape} and {w.shape}")
     if dy.dtype != w.dtype:
@@ -117,11 +108,27 @@ def run(dy: Array, w: Array, *, input_size: int | Sequence[int] | None = None, s
     if tiling is not None:
         same_problem(tiling, found)
         found = tiling
-    seconds = model_seconds(found, cores)
-    if seconds > SAY_HOW_LONG:
-        warnings.warn(f"this run will take about {seconds:.0f} s: the model computes every block on one CPU core",
-                      LongRun, stacklevel=2)
+    said = announcement(found, cores)
+    if said:
+        warnings.warn(said, LongRun, stacklevel=2)
     return run_tiling(found, dy, w, cores, output_format, fidelity=fidelity, strict=strict, trace=trace)
+
+
+def Conv3DTranspose(x: Array, w: Array, *, stride: int | Sequence[int] = 1, padding: Any = 0,
+                    output_padding: int | Sequence[int] = 0, dilation: int | Sequence[int] = 1,
+                    **options: Any) -> Array:
+    """Compute a transposed convolution block by block: `run` with `x` as dY and the output size inferred.
+
+    Parameters
+    ----------
+    x : (N, Cin, D, H, W) array, half or bfloat16
+    w : (Cin, Cout, Kd, Kh, Kw) array of the same type
+    stride, padding, output_padding, dilation
+        Of the transposed convolution, spelt as in `run`.
+    **options
+        `cores`, `tiling`, `trace` and the other options of `run`.
+    """
+    return run(x, w, stride=stride, padding=padding, output_padding=output_padding, dilation=dilation, **options)
 
 
 def check_dtype(dtype: np.dtype[Any], allow_undocumented: bool) -> None:
@@ -193,6 +200,10 @@ def TransposeBlock(op: Conv3DBackpropInput, workspace: GlobalTensor, output: Glo
         check_zeroed(t, output)
     if block.skipped:
         return
+    if op.dumped is not block:
+        op.order.refuse("no-block", f"Conv3DBackpropInput: TransposeBlock of block m={block.m} n={block.n}, which is "
+                        "not in the workspace; GetTensorC(workspace) comes first, then one TransposeBlock")
+    op.dumped = None
     slot = workspace.read(op.block_idx * t.baseM * t.baseN, (block.runs, block.pixels, t.c0),
                           (block.run_length, t.c0, 1), "workspace reads")
     first = block.channels[0]

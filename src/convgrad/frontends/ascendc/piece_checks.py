@@ -14,7 +14,7 @@ from .conv_types import ConvFormat
 from .global_tensor import GlobalTensor
 from .misuse import Misuse
 from .tiling_struct import TConv3DBackpropInputTiling, ceil_div
-from .walk import PieceShape
+from .walk import Block, PieceShape
 
 NAME = "Conv3DBackpropInput"
 
@@ -66,7 +66,9 @@ def check_single_shape(t: TConv3DBackpropInputTiling, m: int, k: int, n: int) ->
         else:
             hint = "; a part of K cannot be placed, the weight pointer has no start in K"
         raise Misuse("single-shape", f"{call}: K must be dk*cout1*hk*wk*c0 = {t.full_k}{hint}")
-    if m < 1 or m % t.wi:
+    if m < 1:
+        raise Misuse("rows", f"{call}: M must be at least one dX row of wi={t.wi} pixels")
+    if m % t.wi:
         raise Misuse("rows", f"{call}: M must be a whole number of dX rows, {m} is not a multiple of wi={t.wi}")
     if m > t.hi * t.wi:
         raise Misuse("rows", f"{call}: M is more than the hi*wi = {t.hi * t.wi} pixels of a plane of dX")
@@ -101,6 +103,10 @@ def check_start(t: TConv3DBackpropInputTiling, depth: int, start_row: int) -> No
 def check_piece(p: PiecePointers) -> None:
     """Check at the first Iterate that rows, dY pointer and weight pointer belong together."""
     t = p.tiling
+    dy_size, sizes = t.batch * t.grad_output_sample, (p.grad_output.buffer.array.size, p.weight.buffer.array.size)
+    if sizes == (t.weight_size, dy_size) and dy_size != t.weight_size:
+        raise Misuse("argument-order", f"{NAME}: SetGradOutput got {sizes[0]} elements, SetWeight {sizes[1]}; dY has "
+                     f"{dy_size} and the weight {t.weight_size}: the two are exchanged")
     if p.first_row + p.shape.rows > t.hi:
         row = aligned_row(p.start_row - t.backpropPadUp, t.strideH)
         if (t.backpropPadUp and p.start_row >= 0 and p.start_row + p.shape.rows <= t.hi
@@ -167,6 +173,15 @@ def check_output(p: PiecePointers, output: GlobalTensor) -> None:
     raise Misuse("output-offset", f"{NAME}: sample {batch}, channel group {p.group} and dX row {p.first_row} lie at "
                  f"{expected} (n*{t.output_sample} + j*{t.hi * row} + row*{row}); the output pointer is "
                  f"{output.offset}, {difference:+d} elements away")
+
+
+def check_workspace(t: TConv3DBackpropInputTiling, output: GlobalTensor, dumped: Block) -> None:
+    """Check that an NCDHW output is not dX itself: GetTensorC puts block after block into one workspace slot."""
+    size = output.buffer.array.size
+    if size in (t.batch * t.output_sample, t.batch * t.cin * t.di * t.hi * t.wi):
+        raise Misuse("workspace", f"{NAME}: GetTensorC over block m={dumped.m} n={dumped.n} of depth {dumped.depth}, "
+                     "which TransposeBlock has not moved. With an NCDHW gradInputType GetTensorC takes a workspace of "
+                     f"baseM*baseN = {t.baseM * t.baseN} elements per core, not dX itself ({size} elements)")
 
 
 def check_zeroed(t: TConv3DBackpropInputTiling, output: GlobalTensor) -> None:

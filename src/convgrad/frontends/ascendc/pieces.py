@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ...problem import checked_int
 from .piece_checks import aligned_row
 from .tiling_struct import TConv3DBackpropInputTiling, ceil_div
 from .walk import PieceShape, Walk
@@ -19,10 +20,10 @@ class Piece(NamedTuple):
     rows: int
     cin1_0: int
     cin: int
-    curHoStartIdx: int
     offsetA: int  # GradOutput pointer
     offsetB: int  # Weight pointer
     offsetC: int  # output pointer (NDC1HWC0), without the depth
+    curHoStartIdx: int
     singleShapeM: int
     singleShapeK: int
     singleShapeN: int
@@ -46,8 +47,7 @@ def split_pieces(tiling: TConv3DBackpropInputTiling, cores: int = 1) -> list[Pie
         In the order in which they are dealt: rows outermost, then sample, depth, and channels fastest.
     """
     t = tiling
-    if cores < 1:
-        raise ValueError(f"cores must be at least 1, got {cores}")
+    cores = checked_int(cores, "cores", 1)
     m_count, n_count = ceil_div(t.hi * t.wi, t.singleCoreM), ceil_div(t.cin1 * t.c0, t.singleCoreCin)
     piece_rows = t.singleCoreM // t.wi
     total = t.batch * t.di * m_count * n_count
@@ -67,7 +67,7 @@ def split_pieces(tiling: TConv3DBackpropInputTiling, cores: int = 1) -> list[Pie
         start_row = row0 - t.backpropPadUp
         row = aligned_row(start_row, t.strideH)
         pieces.append(Piece(
-            core, n, d, row0, max(rows, 0), group, channels, start_row,
+            core, n, d, row0, max(rows, 0), group, channels, curHoStartIdx=start_row,
             offsetA=n * t.grad_output_sample + row * t.wo * t.c0, offsetB=group * t.weight_group,
             offsetC=n * t.output_sample + (group * t.hi + row0) * t.wi * t.c0, singleShapeM=max(rows, 0) * t.wi,
             singleShapeK=t.full_k, singleShapeN=channels, skipped=rows <= 0 or row >= t.ho))

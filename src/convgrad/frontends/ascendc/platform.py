@@ -34,7 +34,7 @@ class PlatformInfo:
     def of(product: str) -> PlatformInfo:
         """Return the sizes of a product by its name in `PRODUCTS`, its series ("Atlas A2") or its chip."""
         for name, entry in PRODUCTS.items():
-            if product.lower() in (name.lower(), entry.series.lower()):
+            if product.lower() == entry.series.lower() or product.lower().startswith(name.lower()):
                 return entry.info
         raise ValueError(f"product {product!r} is none of {', '.join(PRODUCTS)}")
 
@@ -53,10 +53,7 @@ PRODUCTS = {
     "Ascend910_93": Product("Atlas A3", PlatformInfo("Ascend910_93", ubSize=196608), True),
     "Ascend950": Product("Atlas 350", PlatformInfo("Ascend950", l0CSize=262144, ubSize=253952), False),
 }
-# Products whose documentation says "not supported"; their memories play no part here.
-WITHOUT_API = ("Ascend950", "Atlas 350", "Atlas 200I/500 A2", "Atlas inference", "Atlas training")
-
 
 def has_api(info: PlatformInfo) -> bool:
-    """Return whether the convolution backward API exists on this chip."""
-    return info.socVersion in PRODUCTS and PRODUCTS[info.socVersion].has_api
+    """Return whether the convolution backward API exists on this chip: "Ascend910B3" is an Ascend910B."""
+    return any(product.has_api and info.socVersion.startswith(name) for name, product in PRODUCTS.items())

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...blocked import BLOCK_OUT
+from ...problem import checked_int
 from .conv_types import IterateOrder
 from .platform import PlatformInfo
 from .tiling_struct import ACCUMULATOR_BYTES, TConv3DBackpropInputTiling, ceil_div, window_rows
@@ -158,14 +159,24 @@ def smallest_l1(tiling: TConv3DBackpropInputTiling) -> tuple[int, int]:
 
 
 def fit_cores(tiling: TConv3DBackpropInputTiling, cores: int) -> TConv3DBackpropInputTiling:
-    """Return the tiling with singleCoreM (whole dX rows) cut so that the busiest of `cores` has the least blocks."""
-    t = tiling
-    per_row_piece = t.batch * t.di * ceil_div(t.cin1 * t.c0, t.singleCoreCin)
-    best = (math.inf, t.hi)
-    for pieces in range(1, min(t.hi, max(1, 64 * cores)) + 1):
-        rows = ceil_div(t.hi, pieces)
-        total = per_row_piece * ceil_div(t.hi, rows)
-        busiest = ceil_div(total, cores) * ceil_div(rows * t.wi, t.baseM)
-        if busiest < best[0]:
-            best = (busiest, rows)
-    return t.with_(singleCoreM=best[1] * t.wi)
+    """Return the tiling with singleCoreM (whole dX rows) cut so that the busiest of `cores` moves the fewest bytes.
+
+    Where a piece is smaller than a block, baseM becomes smaller too: the rows of dY that a block loads follow from it.
+    """
+    t, e, cores = tiling, tiling.element_bytes, checked_int(cores, "cores", 1)
+    if cores == 1:
+        return t.with_(singleCoreM=t.hi * t.wi)
+    channels = min(t.singleCoreCin, t.cin1 * t.c0)
+    beside = t.batch * t.di * ceil_div(t.cin1 * t.c0, t.singleCoreCin)  # pieces for each cut along the rows
+    best, cut = (math.inf, math.inf), (t.hi, t.baseM)
+    for rows in sorted({ceil_div(t.hi, pieces) for pieces in range(1, t.hi + 1)}, reverse=True):
+        pieces = ceil_div(t.hi, rows)
+        base_m = min(t.baseM, ceil_div(rows * t.wi, BLOCK_OUT) * BLOCK_OUT)
+        loaded, scale = real_rows(t, base_m, pieces // 2 * rows - t.backpropPadUp, rows)
+        a_bytes = float(loaded.sum()) * scale * t.wo * t.cout1 * t.c0 * e * ceil_div(channels, t.baseN)
+        b_bytes = t.inner_k * channels * e * (1 if t.weights_resident else ceil_div(rows * t.wi, base_m))
+        of_one_core = ceil_div(beside * pieces, cores)
+        busiest = (of_one_core * (a_bytes + b_bytes), of_one_core * rows)  # bytes first, then arithmetic
+        if busiest < best:
+            best, cut = busiest, (rows, base_m)
+    return t.with_(singleCoreM=cut[0] * t.wi, baseM=cut[1])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from ...problem import checked_padding
 from .conv_types import HOST_TYPE, KERNEL_TYPE, ConvDtype, ConvFormat, TPosition, whole_numbers
 from .platform import PlatformInfo, has_api
 from .tile_search import search, smallest_l1
@@ -37,7 +41,7 @@ class Conv3DBpInputTiling:
         self._output_padding: tuple[int, ...] | None = None
         self._formats = {"weight": ConvFormat.FRACTAL_Z_3D, "input": ConvFormat.NDC1HWC0,
                          "grad_output": ConvFormat.NDC1HWC0}
-        self._dtypes = dict.fromkeys(self._formats, ConvDtype.FLOAT16)
+        self._dtypes: dict[str, ConvDtype] = {}  # FLOAT16 if no type setter is called
         self._positions = dict.fromkeys(self._formats, TPosition.GM)
         self._refusals: list[str] = []
 
@@ -142,7 +146,8 @@ class Conv3DBpInputTiling:
             target.__dict__.update(tiling.__dict__)
 
     @property
-    def _input_size(self) -> tuple[int, ...]:
+    def input_size(self) -> tuple[int, ...]:
+        """Depth, height and width of dX: as given, or inferred for a transposed convolution."""
         if self._input is not None:
             return self._input
         extra = self._output_padding or (0, 0, 0)
@@ -167,26 +172,26 @@ class Conv3DBpInputTiling:
                                      ("grad_output", "GradOutput", ConvFormat.NDC1HWC0)):
             if self._formats[tensor] != needed:
                 found.append(f"{name} format is {self._formats[tensor].name}, it must be {needed.name}")
-        if self._dtypes["weight"] not in KERNEL_TYPE:
-            found.append(f"weight type is {self._dtypes['weight'].name}, it must be FLOAT16 or BF16 "
-                         "(FLOAT32 as an extension)")
-        elif len(set(self._dtypes.values())) > 1:
+        unknown = [f"{tensor} type is {dtype.name}, it must be FLOAT16 or BF16 (FLOAT32 as an extension)"
+                   for tensor, dtype in self._dtypes.items() if dtype not in KERNEL_TYPE]
+        found += unknown
+        if not unknown and len(set(self._dtypes.values())) > 1:
             listed = ", ".join(f"{tensor} {dtype.name}" for tensor, dtype in self._dtypes.items())
             found.append(f"the types differ: {listed}")
         if self._input is not None and self._output_padding is not None:
             found.append("SetInputShape and SetOutputPadding were both called: output padding belongs to a transposed "
                          "convolution, whose output shape is inferred")
         if not found:
-            found += [f"transposed: inferred dX {axis} is {size}" for axis, size in zip(AXES, self._input_size)
+            found += [f"transposed: inferred dX {axis} is {size}" for axis, size in zip(AXES, self.input_size)
                       if size <= 0]
         return found
 
     def _geometry(self) -> TConv3DBackpropInputTiling:
         """Return a tiling with everything but the tile."""
-        dtype = KERNEL_TYPE[self._dtypes["weight"]]
+        dtype = KERNEL_TYPE[next(iter(self._dtypes.values()), ConvDtype.FLOAT16)]
         c0 = 32 // dtype.itemsize
         cin, cout = self._shared["cin"], self._shared["cout"]
-        di, hi, wi = self._input_size
+        di, hi, wi = self.input_size
         dout, ho, wo = self._grad_output
         dk, hk, wk = self._kernel
         tiling = TConv3DBackpropInputTiling(
@@ -261,3 +266,12 @@ def host_type(dtype: object) -> ConvDtype:
         if kernel == dtype:
             return host
     raise TypeError(f"dtype {dtype} is none of half, bfloat16_t, float32")
+
+
+def six_pads(padding: Any) -> tuple[int, ...]:
+    """Return the arguments of SetPadding from an int, three ints, three (low, high) pairs, or those six themselves."""
+    if hasattr(padding, "tolist"):
+        padding = padding.tolist()
+    if isinstance(padding, Sequence) and len(padding) == 6:
+        padding = tuple(zip(padding[::2], padding[1::2]))
+    return tuple(pad for pair in checked_padding(padding, 3) for pad in pair)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import struct
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast
@@ -242,7 +243,7 @@ class TConv3DBackpropInputTiling:
             value = getattr(self, f.name)
             low, high = ((0, 2**32 - 1) if index < UINT32_FIELDS else
                          (-2**31, 2**31 - 1) if index < UINT32_FIELDS + INT32_FIELDS else (0, 2**64 - 1))
-            if not isinstance(value, int) or not low <= value <= high:
+            if not hasattr(value, "__index__") or not low <= operator.index(value) <= high:
                 found.append(f"{f.name}={value!r} is not an integer in [{low}, {high}]")
         return found
 

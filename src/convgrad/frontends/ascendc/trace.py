@@ -6,11 +6,12 @@ import io
 import json
 from collections.abc import Iterable
 from dataclasses import asdict
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from .walk import Block
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 COLUMNS = ("core", "iterate", "m,n", "n,d", "dX pixels", "channels", "curHo", "stretched rows", "dY rows", "kd",
            "L1 A bytes", "L1 B bytes", "products", "written at")
@@ -31,6 +32,8 @@ def row(block: Block) -> tuple[str, ...]:
 
 def to_table(blocks: Iterable[Block], limit: int | None = None) -> Table:
     """Return a table with one line per Iterate, at most `limit` of them."""
+    from rich.table import Table
+
     blocks = list(blocks)
     shown = blocks if limit is None else blocks[:limit]
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -45,6 +48,8 @@ def to_table(blocks: Iterable[Block], limit: int | None = None) -> Table:
 
 def to_text(blocks: Iterable[Block], limit: int | None = None) -> str:
     """Return the table as plain text."""
+    from rich.console import Console
+
     console = Console(file=io.StringIO(), width=220, color_system=None)
     console.print(to_table(blocks, limit))
     assert isinstance(console.file, io.StringIO)

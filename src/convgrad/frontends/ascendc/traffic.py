@@ -1,15 +1,14 @@
-"""Estimates without running: bytes moved, arithmetic, balance over the cores, and the seconds that the model needs."""
+"""Estimates without running: bytes moved, arithmetic, and balance over the cores."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from .pieces import Piece, split_pieces
-from .tiling_struct import TConv3DBackpropInputTiling, ceil_div
+from .tiling_struct import TConv3DBackpropInputTiling
 
 
 @dataclass(frozen=True)
@@ -94,21 +93,3 @@ def counted(piece: Piece, t: TConv3DBackpropInputTiling) -> np.ndarray:
         total += (1, passes, block.products, 2 * passes * k * block.pixels * block.columns, block.bytes_a,
                   block.bytes_b, passes * k * block.pixels * e, passes * k * block.columns * e, written)
     return total
-
-
-def model_seconds(tiling: TConv3DBackpropInputTiling, cores: int = 1) -> float:
-    """Return about how long `run` will take here: the time of one block, measured on zeros, times the passes."""
-    t = tiling
-    pixels, columns = min(t.baseM, t.hi * t.wi), min(t.baseN, t.cin1 * t.c0)
-    rows = ceil_div(pixels, t.wi) + (t.hk - 1) * t.dilationH
-    window = np.zeros((t.cout1, rows, t.wi + t.wk, t.c0), np.float32)
-    taps = np.zeros((pixels, t.cout1, t.hk * t.wk, t.c0), np.float32)
-    weights = np.zeros((t.inner_k, columns), np.float32)
-    best = float("inf")
-    for _ in range(2):
-        start = time.perf_counter()
-        window[...] = window[:, ::-1]  # as much to move as bringing the rows in
-        taps[...] = taps[:, ::-1]  # and as gathering them for each pixel
-        taps.reshape(pixels, -1) @ weights
-        best = min(best, time.perf_counter() - start)
-    return best * estimate(t, cores).passes

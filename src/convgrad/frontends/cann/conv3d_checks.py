@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...problem import Conv
-from .conv3d_shapes import Tensor, five, pad_pairs, same_pads
-from .descriptors import BYTE_FORMATS, ENGINE_NAMES, FORMAT_NAMES, aclDataType, as_format, type_name
+from .conv3d_shapes import ACTIVATION_FORMATS, Tensor, five, format_name, pad_pairs, same_pads
+from .descriptors import BYTE_FORMATS, ENGINE_NAMES, aclDataType, type_name
 from .formats import canonical_order, reordered
-from .products import FILTER_V2, INT31, MAX_GROUPS, Limit, Product
+from .products import FILTER_V2, INT31, MAX_GROUPS, TRANSPOSE_V2, Limit, Product
 from .status import GraphError
 
 Pads = tuple[tuple[int, int], ...]
@@ -45,8 +45,8 @@ def read_attributes(operator: str, strides: Any, pads: Any, dilations: Any, grou
     facts = product.facts
     if strict and operator not in facts.operators:
         raise GraphError(f"{facts.title} has no {operator}")
-    form = FORMAT_NAMES[as_format(data_format)]
-    if form not in ("NCDHW", "NDHWC"):
+    form = format_name(data_format, "data_format")
+    if form not in ACTIVATION_FORMATS:
         raise GraphError(f"data_format must be NCDHW or NDHWC, got {form}")
     spatial = {}
     for name, values in (("strides", strides), ("dilations", dilations)):
@@ -56,12 +56,11 @@ def read_attributes(operator: str, strides: Any, pads: Any, dilations: Any, grou
         if min(rest) < 1:
             raise GraphError(f"{name} must be at least 1, got {tuple(values)} ({form})")
         spatial[name] = tuple(rest)
-    if len(pads) != 6:
-        raise GraphError(f"pads must have 6 values [front, back, top, bottom, left, right], got {tuple(pads)}")
+    # Shape inference of the transposed convolution also takes one pad for all axes, or one per axis.
+    pairs = tuple(pad_pairs(pads, (1, 3, 6) if operator == TRANSPOSE_V2 else (6,)))
     if not 1 <= groups <= MAX_GROUPS:
         raise GraphError(f"groups must be in [1, {MAX_GROUPS}], got {groups}")
-    return Attributes(operator, spatial["strides"], tuple(pad_pairs(pads)), spatial["dilations"], groups, form, product,
-                      strict)
+    return Attributes(operator, spatial["strides"], pairs, spatial["dilations"], groups, form, product, strict)
 
 
 def check_dtypes(attributes: Attributes, *tensors: Tensor) -> None:
@@ -113,6 +112,11 @@ def check_8bit_formats(attributes: Attributes, dtype: aclDataType, activations: 
 def effective_dilations(attributes: Attributes, kernel: tuple[int, ...]) -> Attributes:
     """An axis whose kernel is 1 has dilation 1."""
     return replace(attributes, dilations=tuple(1 if k == 1 else d for k, d in zip(kernel, attributes.dilations)))
+
+
+def wants_same(padding: str | None) -> bool:
+    """Whether the attribute `padding` starts with "S"; absent, empty and "VALID" mean: pads as given."""
+    return padding is not None and padding.startswith("S")
 
 
 def same_padding(attributes: Attributes, size: tuple[int, ...], kernel: tuple[int, ...]) -> Attributes:

@@ -25,6 +25,7 @@ from .conv3d_checks import (
     placeholder_pads,
     read_attributes,
     same_padding,
+    wants_same,
     with_groups,
 )
 from .conv3d_shapes import (
@@ -34,13 +35,14 @@ from .conv3d_shapes import (
     Tensor,
     check_storage,
     five,
+    format_name,
     infer_filter,
     infer_input,
     infer_transpose,
     read_size,
     read_tensor,
 )
-from .descriptors import BYTE_FORMATS, ENGINE_NAMES, FORMAT_NAMES, aclDataType, aclTensor, as_format, type_name
+from .descriptors import BYTE_FORMATS, ENGINE_NAMES, aclDataType, aclTensor, type_name
 from .formats import canonical_order, from_canonical_order, packed, reordered, unpacked
 from .gradients import HF32_MODES
 from .products import FILTER_V2, INPUT_V2, TRANSPOSE_V2, as_product
@@ -87,7 +89,7 @@ def operator(infer_shape: Callable[..., tuple[int, ...]]) -> Callable[[Callable[
 @operator(infer_input)
 def Conv3DBackpropInputV2(input_size: Any, filter: Any, out_backprop: Any, *, strides: Any, pads: Any,
                           dilations: Any = (1,) * 5, groups: int = 1, data_format: object = "NDHWC",
-                          enable_hf32: bool = False, padding: str = "", filter_format: object = None,
+                          enable_hf32: bool = False, padding: str | None = "", filter_format: object = None,
                           y_format: object = None, product: object = None, strict: bool = True,
                           backend: str | None = None, num_threads: int | None = None) -> Prepared:
     """Gradient of a 3-D convolution with respect to its input.
@@ -145,7 +147,7 @@ def Conv3DBackpropInputV2(input_size: Any, filter: Any, out_backprop: Any, *, st
 @operator(infer_filter)
 def Conv3DBackpropFilterV2(x: Any, filter_size: Any, out_backprop: Any, *, strides: Any, pads: Any,
                            dilations: Any = (1,) * 5, groups: int = 1, data_format: object = "NDHWC",
-                           enable_hf32: bool = False, padding: str = "", from_depthwise: bool = False,
+                           enable_hf32: bool = False, padding: str | None = "", from_depthwise: bool = False,
                            y_format: object = None, product: object = None, strict: bool = True,
                            backend: str | None = None, num_threads: int | None = None) -> Prepared:
     """Gradient of a 3-D convolution with respect to its filter; y is FLOAT always.
@@ -172,7 +174,7 @@ def Conv3DBackpropFilterV2(x: Any, filter_size: Any, out_backprop: Any, *, strid
     chosen = as_product(product)
     attributes = read_attributes(FILTER_V2, strides, pads, dilations, groups, data_format, chosen, strict)
     read_size(filter_size, "filter_size", INTEGERS[:1] if attributes.old_chip and strict else INTEGERS)
-    storage = FORMAT_NAMES[as_format(attributes.form if y_format is None else y_format)]
+    storage = attributes.form if y_format is None else format_name(y_format, "y_format")
     form = attributes.form if storage == "FRACTAL_Z_3D" else storage
     if form not in FILTER_FORMATS:
         raise GraphError(f"y_format must be one of {', '.join(FILTER_FORMATS)} or FRACTAL_Z_3D, got {storage}")
@@ -187,7 +189,7 @@ def Conv3DBackpropFilterV2(x: Any, filter_size: Any, out_backprop: Any, *, strid
     kernel = shape[2:]
     attributes = with_groups(effective_dilations(attributes, kernel), large.shape[1], shape[1], dy.shape[1])
     check_8bit_formats(attributes, dy.dtype, attributes.form, form)
-    if padding.startswith("S") and placeholder_pads(attributes, every=True):
+    if wants_same(padding) and placeholder_pads(attributes, every=True):
         attributes = same_padding(attributes, large.shape[2:], kernel)
     check_ranges(attributes, kernel, {"x": large.shape, "out_backprop": dy.shape, "filter_size": shape})
     check_channels(shape[0], dy, large.shape[0])
@@ -205,9 +207,10 @@ def Conv3DBackpropFilterV2(x: Any, filter_size: Any, out_backprop: Any, *, strid
 @operator(infer_transpose)
 def Conv3DTransposeV2(input_size: Any, x: Any, filter: Any, bias: Any = None, offset_w: Any = None, *, strides: Any,
                       pads: Any, dilations: Any = (1,) * 5, groups: int = 1, data_format: object = "NDHWC",
-                      output_padding: Any = (0,) * 5, offset_x: int = 0, enable_hf32: bool = False, padding: str = "",
-                      filter_format: object = None, y_format: object = None, product: object = None,
-                      strict: bool = True, backend: str | None = None, num_threads: int | None = None) -> Prepared:
+                      output_padding: Any = (0,) * 5, offset_x: int = 0, enable_hf32: bool = False,
+                      padding: str | None = "", filter_format: object = None, y_format: object = None,
+                      product: object = None, strict: bool = True, backend: str | None = None,
+                      num_threads: int | None = None) -> Prepared:
     """A 3-D transposed convolution, computed as the input gradient of the convolution it reverses.
 
     Parameters
@@ -233,7 +236,7 @@ backend, num_threads
     inferred = infer_transpose(input_size, x, filter, strides=strides, pads=pads, dilations=dilations, groups=groups,
                                data_format=data_format, output_padding=output_padding, padding=padding,
                                filter_format=filter_format)
-    attributes = read_attributes(TRANSPOSE_V2, strides, six_pads(pads), dilations, groups, data_format, chosen, strict)
+    attributes = read_attributes(TRANSPOSE_V2, strides, pads, dilations, groups, data_format, chosen, strict)
     shape = known_shape(inferred, attributes, "input_size")
     weight, small = filter_and_activation(filter, "x", x, filter_format, attributes)
     extra = check_output_padding(attributes, output_padding, small.dtype)
@@ -253,15 +256,9 @@ def known_shape(inferred: tuple[int, ...], attributes: Attributes, name: str) ->
     return reordered(inferred, canonical_order(attributes.form))
 
 
-def six_pads(pads: Any) -> list[int]:
-    """Shape inference also takes 1 or 3 values."""
-    values = list(pads)
-    return values * 6 if len(values) == 1 else [pad for pad in values for _ in (0, 1)] if len(values) == 3 else values
-
-
 def filter_and_activation(filter: Any, name: str, activation: Any, filter_format: object,
                           attributes: Attributes) -> tuple[Tensor, Tensor]:
-    default = attributes.form if filter_format is None else FORMAT_NAMES[as_format(filter_format)]
+    default = attributes.form if filter_format is None else format_name(filter_format, "filter_format")
     weight = read_tensor(filter, "filter", default, FILTER_FORMATS)
     tensor = read_tensor(activation, name, attributes.form, ACTIVATION_FORMATS)
     check_formats_agree(attributes, tensor)
@@ -282,7 +279,8 @@ def check_channels(filter_out: int, small: Tensor, batch: int) -> None:
         raise GraphError(f"{small.name} has batch {small.shape[0]}, but the feature map has {batch}")
 
 
-def fit_input_gradient(attributes: Attributes, weight: Tensor, small: Tensor, shape: tuple[int, ...], padding: str,
+def fit_input_gradient(attributes: Attributes, weight: Tensor, small: Tensor, shape: tuple[int, ...],
+                       padding: str | None,
                        extra: tuple[int, ...] = (0, 0, 0)) -> Attributes:
     """Check that filter, out_backprop (or x) and y fit; return the attributes with groups and pads settled."""
     kernel = weight.shape[2:]
@@ -290,7 +288,7 @@ def fit_input_gradient(attributes: Attributes, weight: Tensor, small: Tensor, sh
     attributes = with_groups(attributes, shape[1], weight.shape[1], small.shape[1])
     check_8bit_formats(attributes, weight.dtype, attributes.form, weight.format)
     skip = placeholder_pads(attributes, every=False)
-    if padding.startswith("S"):
+    if wants_same(padding):
         attributes = same_padding(attributes, shape[2:], kernel)
     check_ranges(attributes, kernel, {"filter": weight.shape, small.name: small.shape, "y": shape}, skip)
     check_channels(weight.shape[0], small, shape[0])
@@ -353,7 +351,7 @@ def problem_for(attributes: Attributes, shape: tuple[int, ...], weight: Tensor, 
 
 
 def y_storage(y_format: object, like: Tensor, form: str) -> str:
-    storage = like.storage if y_format is None else FORMAT_NAMES[as_format(y_format)]
+    storage = like.storage if y_format is None else format_name(y_format, "y_format")
     if storage not in (form, "NDC1HWC0"):
         raise GraphError(f"y has the axis order of data_format; y_format must be {form} or NDC1HWC0, got {storage}")
     return storage

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...blocked import block_channels, fractal_z_3d_shape, ndc1hwc0_shape
-from .descriptors import FORMAT_NAMES, aclDataType, aclTensor, as_format, numpy_dtype, type_name
+from .descriptors import FORMAT_NAMES, NUMBERS, aclDataType, aclTensor, as_format, int_tuple, numpy_dtype, type_name
 from .formats import canonical_order, reordered
 from .status import GraphError
 
@@ -31,7 +30,7 @@ class Tensor:
     format: str  # plain axis order of the logical tensor
     storage: str  # the same, or a blocked format
     array: Array | None
-    given: Any  # what the caller passed
+    storage_shape: tuple[int, ...] | None  # of a blocked tensor, where it is known
 
     @property
     def blocked(self) -> bool:
@@ -50,19 +49,20 @@ def read_tensor(given: Any, name: str, default_format: str, formats: tuple[str, 
         hint = f"; a {storage} tensor needs shape=, its logical {form} shape" if storage != form else ""
         raise GraphError(f"{name} must have 5 axes ({form}), got shape {tensor.shape}{hint}")
     shape = reordered(tensor.shape, canonical_order(form))
-    return Tensor(name, shape, tensor.dtype, form, storage, tensor.array, given)
+    said = tensor.array is not None or tensor.storage_shape != tensor.shape
+    return Tensor(name, shape, tensor.dtype, form, storage, tensor.array, tensor.storage_shape if said else None)
 
 
 def check_storage(tensor: Tensor, groups: int) -> None:
     """The storage of a blocked tensor has the shape that its logical shape asks for."""
-    if not tensor.blocked or tensor.array is None:
+    if not tensor.blocked or tensor.storage_shape is None:
         return
     c0 = block_channels(numpy_dtype(tensor.dtype).itemsize)
     expected = ndc1hwc0_shape(tensor.shape, c0) if tensor.storage == "NDC1HWC0" else \
         fractal_z_3d_shape(tensor.shape, groups, c0)
-    if tensor.array.shape != expected:
+    if tensor.storage_shape != expected:
         raise GraphError(f"{tensor.name} in {tensor.storage} must have the storage shape {expected} for "
-                         f"{tensor.shape} (NCDHW) with groups={groups}, got {tensor.array.shape}")
+                         f"{tensor.shape} (NCDHW) with groups={groups}, got {tensor.storage_shape}")
 
 
 def read_size(size: Any, name: str, dtypes: tuple[aclDataType, ...] = INTEGERS) -> tuple[int, ...] | None:
@@ -98,8 +98,8 @@ def shape_argument(given: Any) -> tuple[int, ...] | None:
     """The shape of a tensor, or a shape itself (in which -1 is unknown); None when nothing is known."""
     if given is None:
         return None
-    if isinstance(given, (tuple, list)) and all(isinstance(extent, int) for extent in given):
-        return tuple(given)
+    if isinstance(given, (tuple, list)) and all(isinstance(extent, NUMBERS) for extent in given):
+        return int_tuple(given, "shape")
     return tuple(given.shape if isinstance(given, aclTensor) else np.asarray(given).shape)
 
 
@@ -112,7 +112,7 @@ def infer_input(input_size: Any, filter: Any = None, out_backprop: Any = None, *
     values = read_size(input_size, "input_size")
     if values is None or -1 in (shape_argument(filter) or ()):
         return UNKNOWN
-    return shape_from_size(values, "input_size", FORMAT_NAMES[as_format(data_format)])
+    return shape_from_size(values, "input_size", format_name(data_format, "data_format"))
 
 
 def infer_filter(x: Any, filter_size: Any, out_backprop: Any = None, *, data_format: object = "NDHWC",
@@ -121,7 +121,7 @@ def infer_filter(x: Any, filter_size: Any, out_backprop: Any = None, *, data_for
     values = read_size(filter_size, "filter_size")
     if values is None or -1 in (shape_argument(x) or ()):
         return UNKNOWN
-    form = FORMAT_NAMES[as_format(data_format if y_format is None else y_format)]
+    form = format_name(data_format, "data_format") if y_format is None else format_name(y_format, "y_format")
     if from_depthwise and len(values) == 4 and form == "NCDHW":
         n, c, h, w = values
         return n * c, 1, 1, h, w
@@ -133,17 +133,17 @@ def infer_filter(x: Any, filter_size: Any, out_backprop: Any = None, *, data_for
 
 def infer_transpose(input_size: Any, x: Any, filter: Any, bias: Any = None, offset_w: Any = None, *, strides: Any,
                     pads: Any, dilations: Any = (1,) * 5, groups: int = 1, data_format: object = "NDHWC",
-                    output_padding: Any = (0,) * 5, padding: str = "", filter_format: object = None,
+                    output_padding: Any = (0,) * 5, padding: str | None = "", filter_format: object = None,
                     **attributes: Any) -> tuple[int, ...]:
     """Shape of y of Conv3DTransposeV2: input_size, or computed from x when input_size is all zero."""
     values = read_size(input_size, "input_size")
-    form = FORMAT_NAMES[as_format(data_format)]
+    form = format_name(data_format, "data_format")
     shape, weight = shape_argument(x), shape_argument(filter)
     if values is None or shape is None or weight is None or -1 in shape or -1 in weight:
         return UNKNOWN
     if any(values):
         return shape_from_size(values, "input_size", form)
-    filter_form = FORMAT_NAMES[as_format(form if filter_format is None else filter_format)]
+    filter_form = form if filter_format is None else format_name(filter_format, "filter_format")
     if isinstance(filter, aclTensor) and FORMAT_NAMES[filter.format] in FILTER_FORMATS:
         filter_form = FORMAT_NAMES[filter.format]
     order = canonical_order(form)
@@ -152,6 +152,8 @@ def infer_transpose(input_size: Any, x: Any, filter: Any, bias: Any = None, offs
     steps = reordered(five(strides, "strides"), order)[2:]
     spread = reordered(five(dilations, "dilations"), order)[2:]
     extra = reordered(five(output_padding, "output_padding"), order)[2:]
+    if min(steps) < 1:
+        raise GraphError(f"strides must be at least 1, got {tuple(strides)} ({form})")
     spans = [(k - 1) * d + 1 for k, d in zip(kernel, spread)]
     if padding == "SAME":
         both = [sum(same_pads(extent, span, step)) for extent, span, step in zip(size, spans, steps)]
@@ -168,19 +170,35 @@ def same_pads(extent: int, span: int, stride: int) -> tuple[int, int]:
     return total >> 1, total - (total >> 1)
 
 
-def pad_pairs(pads: Any) -> list[tuple[int, int]]:
+def pad_pairs(pads: Any, lengths: tuple[int, ...] = (1, 3, 6)) -> list[tuple[int, int]]:
     """(before, after) of D, H, W from a list of 1, 3 or 6 values."""
-    values = [operator.index(pad) for pad in pads]
+    values = integers(pads, "pads")
+    if len(values) not in lengths:
+        raise GraphError(f"pads must have 6 values [front, back, top, bottom, left, right], got {values}")
     if len(values) == 1:
         return [(values[0], values[0])] * 3
     if len(values) == 3:
         return [(pad, pad) for pad in values]
-    if len(values) != 6:
-        raise GraphError(f"pads must have 6 values [front, back, top, bottom, left, right], got {values}")
     return list(zip(values[0::2], values[1::2]))
 
 
 def five(values: Any, name: str) -> tuple[int, ...]:
-    if not isinstance(values, (Sequence, np.ndarray)) or len(values) != 5:
-        raise GraphError(f"{name} must have 5 values in the axis order of data_format, got {values!r}")
-    return tuple(operator.index(value) for value in values)
+    found = integers(values, name)
+    if len(found) != 5:
+        raise GraphError(f"{name} must have 5 values in the axis order of data_format, got {found}")
+    return found
+
+
+def integers(values: Any, name: str) -> tuple[int, ...]:
+    try:
+        return int_tuple(values, name)
+    except TypeError as error:
+        raise GraphError(str(error)) from None
+
+
+def format_name(form: object, name: str) -> str:
+    """The name of a format argument of an operator."""
+    try:
+        return FORMAT_NAMES[as_format(form)]
+    except ValueError as error:
+        raise GraphError(str(error).replace("format", name, 1)) from None

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ...problem import Conv
-from .descriptors import ENGINE_NAMES, FORMAT_NAMES, Descriptor, aclFormat, aclTensor, key_of, type_name
+from .descriptors import ENGINE_NAMES, FORMAT_NAMES, Descriptor, TensorLike, aclFormat, as_tensor, key_of, type_name
 from .execution import Engine, Recipe, aclOpExecutor, phase_two
 from .gradients import Layouts, Operand, Tensors, add_bias_sum, add_gradients, arithmetic
 from .products import CONV_TBC_BACKWARD, TBC_MAX_PAD, Product, as_product
@@ -47,15 +47,15 @@ class Checked(NamedTuple):
 
 
 def aclnnConvTbcBackwardGetWorkspaceSize(
-        self: aclTensor | None, input: aclTensor | None, weight: aclTensor | None, bias: aclTensor | None, pad: int,
-        cubeMathType: int, gradInput: aclTensor | None, gradWeight: aclTensor | None, gradBias: aclTensor | None, *,
+        self: TensorLike, input: TensorLike, weight: TensorLike, bias: TensorLike, pad: int, cubeMathType: int,
+        gradInput: TensorLike, gradWeight: TensorLike, gradBias: TensorLike, *,
         product: object = None, strict: bool = True, backend: str | None = None, num_threads: int | None = None,
         max_workspace_bytes: int | None = None) -> tuple[aclnnStatus, int, aclOpExecutor | None]:
     """Check the arguments of a TBC backward convolution and plan it (phase 1). Stride, dilation and groups are 1.
 
     Parameters
     ----------
-    self : aclTensor (T_in + 2*pad + 1 - K, B, C_out)
+    self : aclTensor or array (T_in + 2*pad + 1 - K, B, C_out)
         The gradient of the output.
     input : aclTensor (T_in, B, C_in)
     weight : aclTensor (K, C_in, C_out)
@@ -75,9 +75,9 @@ def aclnnConvTbcBackwardGetWorkspaceSize(
     (status, workspaceSize, executor)
         executor is None unless status is 0; `aclGetRecentErrMsg()` says why.
     """
-    tensors = (self, input, weight, bias, gradInput, gradWeight, gradBias)
-    call = Call(tuple([key_of(tensor, name) for tensor, name in zip(tensors, TENSORS)]), pad, cubeMathType,
-                as_product(product), strict)
+    given = (self, input, weight, bias, gradInput, gradWeight, gradBias)
+    tensors = tuple([as_tensor(tensor, name, {}) for tensor, name in zip(given, TENSORS)])
+    call = Call(tuple([key_of(tensor) for tensor in tensors]), pad, cubeMathType, as_product(product), strict)
     try:
         executor = aclOpExecutor(CONV_TBC_BACKWARD, prepare(call), tensors,
                                  Engine(backend, num_threads, max_workspace_bytes), failure=NULLPTR)

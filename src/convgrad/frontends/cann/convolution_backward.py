@@ -17,27 +17,29 @@ from .backward_checks import (
     check_pointers,
     takes_empty_route,
 )
-from .descriptors import aclTensor, key_of, optional_bools, optional_ints
+from .descriptors import TensorLike, as_tensor, key_of, optional_bools, optional_ints
 from .execution import Engine, Recipe, aclOpExecutor, phase_two
 from .gradients import Operand, Tensors, add_gradients, arithmetic
 from .products import CONVOLUTION_BACKWARD, as_product
 from .runtime import deterministic
 from .status import INNER_NULLPTR, SUCCESS, Refusal, aclnnStatus, recent, refused
 
+ARRAY_FORMATS = {4: "NCHW", 5: "NCDHW"}  # of arrays that come without a descriptor, by rank
+
 
 def aclnnConvolutionBackwardGetWorkspaceSize(
-        gradOutput: aclTensor | None, input: aclTensor | None, weight: aclTensor | None, biasSizes: Any, stride: Any,
+        gradOutput: TensorLike, input: TensorLike, weight: TensorLike, biasSizes: Any, stride: Any,
         padding: Any, dilation: Any, transposed: bool, outputPadding: Any, groups: int, outputMask: Any,
-        cubeMathType: int, gradInput: aclTensor | None, gradWeight: aclTensor | None, gradBias: aclTensor | None, *,
+        cubeMathType: int, gradInput: TensorLike, gradWeight: TensorLike, gradBias: TensorLike, *,
         product: object = None, strict: bool = True, backend: str | None = None, num_threads: int | None = None,
         max_workspace_bytes: int | None = None) -> tuple[aclnnStatus, int, aclOpExecutor | None]:
     """Check the arguments of a backward convolution and plan it (phase 1).
 
     Parameters
     ----------
-    gradOutput, input, weight : aclTensor
-        ND or NCL with 3 axes, NCHW with 4, NCDHW with 5. A transposed convolution has weight (C of input,
-        C of gradOutput / groups, ...). Data is not needed here.
+    gradOutput, input, weight : aclTensor or array
+        ND or NCL with 3 axes, NCHW with 4, NCDHW with 5; a bare array counts as such. A transposed
+        convolution has weight (C of input, C of gradOutput / groups, ...). Data is not needed here.
     biasSizes : sequence of one int, or None
         Read for empty tensors only.
     stride, padding, dilation, outputPadding : sequence of int
@@ -49,7 +51,7 @@ def aclnnConvolutionBackwardGetWorkspaceSize(
         and left as it is.
     cubeMathType : int
         0 KEEP_DTYPE, 1 ALLOW_FP32_DOWN_PRECISION, 2 USE_FP16, 3 USE_HF32.
-    gradInput, gradWeight, gradBias : aclTensor or None
+    gradInput, gradWeight, gradBias : aclTensor, array or None
     product : Product or name, optional
         Whose rules and HF32 bits hold; the one of `set_product` unless given.
     strict : bool
@@ -62,15 +64,15 @@ def aclnnConvolutionBackwardGetWorkspaceSize(
     (status, workspaceSize, executor)
         executor is None unless status is 0; `aclGetRecentErrMsg()` says why.
     """
-    call = Call(key_of(gradOutput, "gradOutput"), key_of(input, "input"), key_of(weight, "weight"),
-                optional_ints(biasSizes, "biasSizes"), optional_ints(stride, "stride"),
+    given = (gradOutput, input, weight, gradInput, gradWeight, gradBias)
+    tensors = tuple([as_tensor(tensor, name, ARRAY_FORMATS) for tensor, name in zip(given, TENSORS)])
+    dy, x, w, dx, dw, db = [key_of(tensor) for tensor in tensors]
+    call = Call(dy, x, w, optional_ints(biasSizes, "biasSizes"), optional_ints(stride, "stride"),
                 optional_ints(padding, "padding"), optional_ints(dilation, "dilation"), bool(transposed),
                 optional_ints(outputPadding, "outputPadding"), groups, optional_bools(outputMask, "outputMask"),
-                cubeMathType, key_of(gradInput, "gradInput"), key_of(gradWeight, "gradWeight"),
-                key_of(gradBias, "gradBias"), as_product(product), strict, deterministic())
+                cubeMathType, dx, dw, db, as_product(product), strict, deterministic())
     try:
-        executor = aclOpExecutor(CONVOLUTION_BACKWARD, prepare(call),
-                                 (gradOutput, input, weight, gradInput, gradWeight, gradBias),
+        executor = aclOpExecutor(CONVOLUTION_BACKWARD, prepare(call), tensors,
                                  Engine(backend, num_threads, max_workspace_bytes))
     except Refusal as refusal:
         return refused(refusal), 0, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -84,7 +84,10 @@ BYTE_FORMATS = (aclDataType.ACL_HIFLOAT8, aclDataType.ACL_FLOAT8_E4M3FN, aclData
 
 # The documents write FLOAT, BFLOAT16, FLOAT32; NumPy writes float32, bfloat16. All lead to one enum member.
 _DTYPE_BY_NAME = {member.name.removeprefix("ACL_"): member for member in aclDataType} | {
-    "FLOAT32": aclDataType.ACL_FLOAT, "BFLOAT16": aclDataType.ACL_BF16, "FLOAT64": aclDataType.ACL_DOUBLE}
+    "FLOAT32": aclDataType.ACL_FLOAT, "BFLOAT16": aclDataType.ACL_BF16, "FLOAT64": aclDataType.ACL_DOUBLE,
+    "F32": aclDataType.ACL_FLOAT, "FP32": aclDataType.ACL_FLOAT, "F16": aclDataType.ACL_FLOAT16,
+    "FP16": aclDataType.ACL_FLOAT16, "FP8_E4M3FN": aclDataType.ACL_FLOAT8_E4M3FN}
+NUMBERS = (int, np.integer)  # what an enum member may be given as: np.int32(1) is the number 1, not the dtype int32
 _FORMAT_BY_NAME = {member.name.removeprefix("ACL_").removeprefix("FORMAT_"): member for member in aclFormat}
 
 FORMAT_NAMES = {member: name for name, member in _FORMAT_BY_NAME.items()}
@@ -96,8 +99,8 @@ def as_data_type(dtype: object) -> aclDataType:
     """Return the enum member for a member, its number, a name (FLOAT, bfloat16, ACL_BF16) or a NumPy dtype."""
     if isinstance(dtype, aclDataType):
         return dtype
-    if isinstance(dtype, int) and not isinstance(dtype, bool):
-        return aclDataType(dtype)
+    if isinstance(dtype, NUMBERS) and not isinstance(dtype, bool):
+        return aclDataType(int(dtype))
     name = dtype if isinstance(dtype, str) else np.dtype(dtype).name  # type: ignore[call-overload]
     found = _DTYPE_BY_NAME.get(name.upper().removeprefix("ACL_"))
     if found is None:
@@ -109,8 +112,8 @@ def as_format(form: object) -> aclFormat:
     """Return the enum member for a member, its number or a name (NCHW, ACL_FORMAT_NCHW)."""
     if isinstance(form, aclFormat):
         return form
-    if isinstance(form, int) and not isinstance(form, bool):
-        return aclFormat(form)
+    if isinstance(form, NUMBERS) and not isinstance(form, bool):
+        return aclFormat(int(form))
     found = None
     if isinstance(form, str):
         found = _FORMAT_BY_NAME.get(form)
@@ -325,12 +328,20 @@ def optional_bools(values: object, name: str) -> tuple[bool, ...] | None:
         raise TypeError(f"{name} must be a sequence of booleans, got {values!r}") from None
 
 
-def key_of(tensor: aclTensor | None, name: str) -> Descriptor | None:
-    if tensor is None:
-        return None
-    if type(tensor) is not aclTensor:
-        raise TypeError(f"{name} must be an aclTensor or None, got {type(tensor).__name__}")
-    return tensor.key
+TensorLike = aclTensor | Array | None
+
+
+def as_tensor(tensor: TensorLike, name: str, formats: Mapping[int, str]) -> aclTensor | None:
+    """The tensor itself, or an array wrapped in the format of its rank (ND where `formats` has none)."""
+    if tensor is None or type(tensor) is aclTensor:
+        return tensor
+    if isinstance(tensor, np.ndarray):
+        return aclTensor(tensor, format=formats.get(tensor.ndim, "ND"))
+    raise TypeError(f"{name} must be an aclTensor, an array or None, got {type(tensor).__name__}")
+
+
+def key_of(tensor: aclTensor | None) -> Descriptor | None:
+    return None if tensor is None else tensor.key
 
 
 def aclCreateTensor(viewDims: Sequence[int], viewDimsNum: int, dataType: object, stride: Sequence[int] | None,

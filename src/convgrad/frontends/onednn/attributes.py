@@ -52,8 +52,6 @@ def one_of(name: str, value: object, choices: tuple[str, ...]) -> str:
 
 def strides(value: object) -> tuple[int, ...]:
     steps = int_list("strides", value)
-    if not 1 <= len(steps) <= 3:
-        raise InvalidArguments(f"strides={steps} has {len(steps)} values: 1, 2 or 3 spatial axes are supported")
     for axis, step in enumerate(steps):
         if step <= 0:
             raise InvalidArguments(f"strides[{axis}]={step} is not positive (strides={steps})")
@@ -102,6 +100,13 @@ def shape(name: str, value: object) -> tuple[int, ...] | None:
     return None if is_default(extents) else known_shape(name, extents)
 
 
+def tensor_shape(name: str, shape: Sequence[int | None]) -> tuple[int, ...]:
+    """Return the shape (or strides) of a tensor descriptor; None and -1 also stand for what is not known yet."""
+    if isinstance(shape, Sequence):
+        shape = [UNKNOWN_DIM if extent in (None, -1) else extent for extent in shape]
+    return known_shape(name, int_list(name, shape))
+
+
 def known_shape(name: str, extents: tuple[int, ...]) -> tuple[int, ...]:
     for axis, extent in enumerate(extents):
         if extent == UNKNOWN_DIM:
@@ -116,7 +121,7 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "pads_begin": lambda value: pads("pads_begin", value),
     "pads_end": lambda value: pads("pads_end", value),
     "dilations": dilations,
-    "auto_pad": lambda value: one_of("auto_pad", value, AUTO_PADS),
+    "auto_pad": lambda value: one_of("auto_pad", "none" if value is None else value, AUTO_PADS),
     "auto_pad_rule": lambda value: one_of("auto_pad_rule", value, RULES),
     "output_padding": output_padding,
     "groups": groups,
@@ -154,3 +159,5 @@ def match_lengths(values: dict[str, Any]) -> None:
         if name in values and len(values[name]) != axes:
             raise InvalidShape(f"{name}={values[name]} has {len(values[name])} values but strides={values['strides']} "
                                f"has {axes}: one value per spatial axis")
+    if not 1 <= axes <= 3:
+        raise InvalidArguments(f"strides={values['strides']} has {axes} values: 1, 2 or 3 spatial axes are supported")

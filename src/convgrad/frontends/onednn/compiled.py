@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...plan import plan
 from ...problem import SPATIAL_LETTERS, Plan, Problem, Unsupported
 from .. import kind_of
-from .attributes import int_list, known_shape, shape
+from .attributes import shape, tensor_shape
 from .errors import GraphError, InvalidArguments, InvalidGraphOp, Unimplemented
 from .geometry import Geometry, Shape, canonical_axes, from_canonical
 
@@ -44,7 +44,7 @@ class Settings(NamedTuple):
 def dtype_name(name: str, dtype: Any) -> str:
     """Return f32, bf16 or f16 for oneDNN's or NumPy's name, or for a dtype of NumPy or torch."""
     text = str(dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", dtype)))
-    found = SHORT_NAMES.get(text.removeprefix("torch."))
+    found = SHORT_NAMES.get(text.removeprefix("torch.").lower())
     if found is None:
         raise InvalidGraphOp(f"{name} has data type {text}; the operator takes {', '.join(DTYPES)}")
     return found
@@ -56,10 +56,10 @@ def described(name: str, tensor: Any) -> LogicalTensor:
         tensor = LogicalTensor(*tensor)
     if not (hasattr(tensor, "shape") and hasattr(tensor, "dtype")):
         raise InvalidGraphOp(f"{name} must be an array, a LogicalTensor or a pair (shape, dtype), got {tensor!r}")
-    extents = known_shape(f"shape of {name}", int_list(f"shape of {name}", tuple(tensor.shape)))
+    extents = tensor_shape(f"shape of {name}", tuple(tensor.shape))
     strides = tensor.strides if isinstance(tensor, LogicalTensor) else None
     if strides is not None:
-        strides = known_shape(f"strides of {name}", int_list(f"strides of {name}", strides))
+        strides = tensor_shape(f"strides of {name}", strides)
     return LogicalTensor(extents, dtype_name(name, tensor.dtype), strides)
 
 

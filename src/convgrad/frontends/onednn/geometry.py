@@ -58,6 +58,12 @@ def check_rank(name: str, shape: Shape, strides: Shape) -> None:
                        f"{len(strides)} values")
 
 
+def check_result_rank(name: str, shape: Shape, strides: Shape) -> None:
+    if len(shape) != len(strides) + 2:
+        raise InvalidShape(f"{name}={shape} has {len(shape)} values, but with strides={strides} the result has "
+                           f"{len(strides) + 2} axes")
+
+
 def check_weights(name: str, weights: Shape, groups: int) -> None:
     if 0 in weights:
         raise InvalidArguments(f"{name} has no elements: its canonical shape (O, I/groups, spatial) is {weights}")
@@ -79,16 +85,29 @@ def check_channels(names: dict[str, str], shapes: dict[str, Shape], groups: int)
                                f"{shapes['large'][0]}")
 
 
-def solve_sizes(operator: Operator, shapes: dict[str, Shape], axes: list[Axis]) -> tuple[list[Pads], dict[str, Shape]]:
-    """Return the pads per axis and both spatial sizes, inferring the one that is not in `shapes`."""
-    names = operator.names
-    sizes = {role: shapes[role][2:] if role in shapes else () for role in ("small", "large")}
-    pads: list[Pads] = []
+def settle_pads(operator: Operator, shapes: dict[str, Shape]) -> tuple[list[Axis], list[Pads]]:
+    """Return the axes and the pads that the attributes and auto_pad give them, whether or not the extents then fit."""
+    weights = shapes["weights"]
+    check_weights(operator.names["weights"], weights, operator.groups)
+    check_channels(operator.names, shapes, operator.groups)
+    extra = getattr(operator, "output_padding", (0,) * len(operator.strides))
+    axes = [Axis(*values) for values in zip(weights[2:], operator.strides, operator.dilations, extra)]
+    return axes, [operator.axis_pads(index, axis, extent(shapes, "large", index), extent(shapes, "small", index))
+                  for index, axis in enumerate(axes)]
+
+
+def extent(shapes: dict[str, Shape], role: str, index: int) -> int | None:
+    """The extent of a spatial axis; None of the tensor that is to be inferred."""
+    return shapes[role][2 + index] if role in shapes else None
+
+
+def solve_sizes(names: dict[str, str], shapes: dict[str, Shape], axes: list[Axis],
+                pads: list[Pads]) -> dict[str, Shape]:
+    """Return both spatial sizes, inferring the one that is not in `shapes`, or say why they do not fit."""
     found: dict[str, list[int]] = {"small": [], "large": []}
-    for index, axis in enumerate(axes):
-        large = sizes["large"][index] if sizes["large"] else None
-        small = sizes["small"][index] if sizes["small"] else None
-        begin, end = pair = operator.axis_pads(index, axis, large, small)
+    for index, (axis, pair) in enumerate(zip(axes, pads)):
+        large, small = extent(shapes, "large", index), extent(shapes, "small", index)
+        begin, end = pair
         if large is None:
             assert small is not None
             large = inferred_large(names, index, axis, small, pair)
@@ -104,10 +123,9 @@ def solve_sizes(operator: Operator, shapes: dict[str, Shape], axes: list[Axis]) 
                 f"gives trunc(({large} - {axis.span} + {begin} + {end}) / {axis.stride}) + 1 = {law} "
                 f"(kernel={axis.kernel}, dilation={axis.dilation}, stride={axis.stride}, pads=({begin}, {end}))")
         check_output_padding(names, index, axis, large, small, pair)
-        pads.append(pair)
         found["small"].append(small)
         found["large"].append(large)
-    return pads, {role: tuple(extents) for role, extents in found.items()}
+    return {role: tuple(extents) for role, extents in found.items()}
 
 
 def inferred_large(names: dict[str, str], index: int, axis: Axis, small: int, pads: Pads) -> int:
@@ -138,11 +156,8 @@ def solve(operator: Operator, shapes: dict[str, Shape]) -> Geometry:
     `operator` gives groups, strides, dilations, output_padding, the names of its tensors and `axis_pads`.
     """
     weights = shapes["weights"]
-    check_weights(operator.names["weights"], weights, operator.groups)
-    check_channels(operator.names, shapes, operator.groups)
-    extra = getattr(operator, "output_padding", (0,) * len(operator.strides))
-    axes = [Axis(*values) for values in zip(weights[2:], operator.strides, operator.dilations, extra)]
-    pads, sizes = solve_sizes(operator, shapes, axes)
+    axes, pads = settle_pads(operator, shapes)
+    sizes = solve_sizes(operator.names, shapes, axes, pads)
     batch = (shapes["small"] if "small" in shapes else shapes["large"])[0]
     padding = tuple(map(engine_pads, axes, sizes["large"], sizes["small"], pads))
     try:

@@ -6,10 +6,19 @@ import inspect
 from typing import Any, ClassVar
 
 from .. import kind_of
-from .attributes import REQUIRED, checked, int_list, known_shape
+from .attributes import REQUIRED, checked, int_list, tensor_shape
 from .compiled import Compiled, Settings, described, shape_input
 from .errors import InvalidArguments, InvalidGraphOp, InvalidShape
-from .geometry import Geometry, Shape, check_rank, from_canonical, solve, to_canonical
+from .geometry import (
+    Geometry,
+    Shape,
+    check_rank,
+    check_result_rank,
+    from_canonical,
+    settle_pads,
+    solve,
+    to_canonical,
+)
 from .padding import Axis, Pads, library_pads
 
 PLANS_PER_OPERATOR = 256  # compiled descriptors that one operator object keeps
@@ -37,6 +46,7 @@ class Operator:
     data_format: str
     weights_format: str
     _compiled: dict[Any, Compiled]
+    _warned: set[str]  # what this object has said already
 
     def __init_subclass__(cls) -> None:
         keyword = inspect.Parameter.KEYWORD_ONLY
@@ -48,6 +58,7 @@ class Operator:
         for name, value in checked(self.kind, given, self.defaults, self.weights_formats).items():
             object.__setattr__(self, name, value)
         object.__setattr__(self, "_compiled", {})
+        object.__setattr__(self, "_warned", set())
 
     @property
     def kind(self) -> str:
@@ -92,9 +103,13 @@ class Operator:
         return from_canonical(geometry.shapes[self.role_of(self.result)], self.layout_of(self.result))
 
     def pads(self, *shapes: Any, **named: Any) -> tuple[Shape, Shape]:
-        """Return (pads_begin, pads_end) as the attributes and auto_pad settle them; takes what infer_shape takes."""
-        geometry = self._geometry(*self._bind(shapes, named, "_shape"))
-        return geometry.pads_begin, geometry.pads_end
+        """Return (pads_begin, pads_end) as the attributes and auto_pad settle them; takes what infer_shape takes.
+
+        This is the answer of the rule alone: whether the extents then fit is what infer_shape and compile say.
+        """
+        first, second, extra = self._bind(shapes, named, "_shape")
+        _, pads = settle_pads(self, self._shapes(first, second, None if self.optional_input == "bias" else extra))
+        return tuple(begin for begin, _ in pads), tuple(end for _, end in pads)
 
     def compile(self, *descriptors: Any, backend: str | None = None, num_threads: int | None = None,
                 max_scratchpad_bytes: int | None = None, device: str | None = None, **named: Any) -> Compiled:
@@ -168,26 +183,28 @@ class Operator:
         """The axis order of one tensor, in the terms of a convolution."""
         return CONVOLUTION_FORMAT[self.weights_format] if self.role_of(name) == "weights" else self.data_format
 
-    def _geometry(self, first: Any, second: Any, extra: Any) -> Geometry:
-        """Solve for the shapes of both inputs and the value of the shape input (or the shape of the bias)."""
-        given = dict(zip(self.inputs, (first, second)))
-        if self.optional_input != "bias":
-            wanted = shape_input(self.optional_input, extra) if self.optional_input else None
-            if wanted is None and self.optional_input:
-                wanted = getattr(self, self.optional_input)
-            if wanted is not None:
-                given[self.result] = wanted
+    def _shapes(self, first: Any, second: Any, wanted: Any) -> dict[str, Shape]:
+        """The canonical shapes by role, of both inputs and of the result where dst_shape or weights_shape says it."""
         shapes: dict[str, Shape] = {}
-        for name, shape in given.items():
-            called = self.optional_input if name == self.result else name
-            shape = known_shape(f"shape of {called}", int_list(f"shape of {called}", shape))
-            check_rank(called, shape, self.strides)
+        for name, given in zip(self.inputs, (first, second)):
+            shape = tensor_shape(f"shape of {name}", given)
+            check_rank(name, shape, self.strides)
             shapes[self.role_of(name)] = to_canonical(shape, self.layout_of(name))
+        if self.optional_input.endswith("_shape"):
+            result = shape_input(self.optional_input, wanted) or getattr(self, self.optional_input)
+            if result is not None:
+                check_result_rank(self.optional_input, result, self.strides)
+                shapes[self.role_of(self.result)] = to_canonical(result, self.layout_of(self.result))
         if "weights" not in shapes:
             raise InvalidShape(f"{self.kind} needs weights_shape, as input or as attribute: strides and pads do not "
                                "determine the extents of the kernel")
-        geometry = solve(self, shapes)
-        if self.optional_input == "bias" and extra is not None:
+        return shapes
+
+    def _geometry(self, first: Any, second: Any, extra: Any) -> Geometry:
+        """Solve for the shapes of both inputs and the value of the shape input (or the shape of the bias)."""
+        has_bias = self.optional_input == "bias"
+        geometry = solve(self, self._shapes(first, second, None if has_bias else extra))
+        if has_bias and extra is not None:
             bias = int_list("shape of bias", extra)
             channels = geometry.shapes[self.role_of(self.result)][1]
             if bias != (channels,):
@@ -213,7 +230,7 @@ class Operator:
         return compiled
 
     def warn(self, geometry: Geometry) -> None:
-        """Say what a user of this geometry should know; called once per compilation."""
+        """Say what a user of this geometry should know; called at every compilation, says it once."""
 
 
 def device_of(tensor: Any) -> str:

@@ -58,10 +58,11 @@ class ConvolutionBackwardData(Operator):
                     geometry.shapes["large"][2:], geometry.shapes["small"][2:])
         axes = [(Axis(*numbers), large, small) for *numbers, large, small in sizes]
         document, library = ([self._ruled_pads(rule, *axis) for axis in axes] for rule in RULES)
-        if document != library:
-            warnings.warn(
-                f"auto_pad={self.auto_pad!r}: the document's formula gives the pads (begin, end) {document}, the "
-                f"library's code {library}; auto_pad_rule={self.auto_pad_rule!r} is used", AutoPadWarning, stacklevel=4)
+        text = (f"auto_pad={self.auto_pad!r}: the document's formula gives the pads (begin, end) {document}, the "
+                f"library's code {library}; auto_pad_rule={self.auto_pad_rule!r} is used")
+        if document != library and text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(text, AutoPadWarning, stacklevel=4)
 
 
 class ConvolutionBackwardWeights(Operator):

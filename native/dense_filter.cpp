@@ -1,0 +1,123 @@
+// Packing the weight of a correlation for its micro-kernel.
+#include <type_traits>
+
+#include "dense_run.h"
+#include "threads.h"
+
+namespace convgrad {
+namespace {
+
+// One panel of result channels of one block of summed channels, in one phase.
+template <typename T>
+struct Panel {
+  const Run<T>& run;
+  const Phase& phase;
+  int64_t first_result, results, channels, pad;  // result channels; summed channels and their padded count
+  const char* data;                              // of the first result and the first summed channel
+  int64_t result_stride, channel_stride;
+  T* dst;
+  // Element (result r, summed channel c) of a tap is at r*result_step + (c/pair)*pair_step + c%pair.
+  int64_t result_step, pair_step, tap_step;
+
+  int64_t tap_at(int td, int th, int tw) const {
+    const Tensor& w = run.arguments.w;
+    return run.plan.taps[0].kernel_index[size_t(td)] * w.stride[axis_d] +
+           run.plan.taps[1].kernel_index[size_t(th)] * w.stride[axis_h] +
+           run.plan.taps[2].kernel_index[size_t(tw)] * w.stride[axis_w];
+  }
+
+  void pack_by_strides() const {
+    Matrix matrix{nullptr, result_stride, channel_stride, run.plan.panel, 0, results, 0, 0};
+    // Few summed channels through all taps: the taps of a channel are neighbours in memory.
+    constexpr int64_t few = 16;
+    for (int64_t c = 0; c < pad; c += few) {
+      T* to = dst + c / Packed<T>::pair * pair_step;
+      matrix.channels = std::clamp(channels - c, int64_t(0), few);
+      matrix.channels_padded = std::min(few, pad - c);
+      for (int td : phase.axis[0]->taps)
+        for (int th : phase.axis[1]->taps)
+          for (int tw : phase.axis[2]->taps) {
+            matrix.data = data + c * channel_stride + tap_at(td, th, tw);
+            if (run.plan.pixels_are_rows) {
+              run.packer(matrix, Arrange::channel_pairs, to, pair_step);
+            } else {
+              run.packer(matrix, Arrange::by_position, to, result_step);
+            }
+            to += tap_step;
+          }
+    }
+  }
+
+  // The taps of a channel, and the channels of the inner axis, follow each other without a gap (OIDHW): every line is
+  // read once, whole, and its elements are dealt out to the taps.
+  void pack_dense_taps(bool results_inside) const {
+    const int64_t all_taps = run.plan.problem.geo.taps(), size = size_of(run.plan.problem.dtype);
+    constexpr int64_t room = 4096;
+    alignas(64) T line[room];
+    const int64_t inner = results_inside ? results : channels, outer = results_inside ? channels : results;
+    const int64_t outer_stride = results_inside ? channel_stride : result_stride;
+    const int64_t part = std::max<int64_t>(1, room / all_taps);
+    for (int64_t j = 0; j < outer; ++j)
+      for (int64_t i0 = 0; i0 < inner; i0 += part) {
+        const int64_t count = std::min(part, inner - i0);
+        run.packer.line(data + j * outer_stride + i0 * all_taps * size, count * all_taps, line);
+        T* to = dst;
+        for (int td : phase.axis[0]->taps)
+          for (int th : phase.axis[1]->taps)
+            for (int tw : phase.axis[2]->taps) {
+              const T* from = line + tap_at(td, th, tw) / size;
+              if (results_inside) {
+                T* at = to + i0 * result_step + j / Packed<T>::pair * pair_step + j % Packed<T>::pair;
+                for (int64_t i = 0; i < count; ++i) at[i * result_step] = from[i * all_taps];
+              } else {
+                T* at = to + j * result_step;
+                for (int64_t i = 0; i < count; ++i)
+                  at[(i0 + i) / Packed<T>::pair * pair_step + (i0 + i) % Packed<T>::pair] = from[i * all_taps];
+              }
+              to += tap_step;
+            }
+      }
+  }
+
+  void clear() const {
+    std::fill_n(dst, phase.tap_count * tap_step, T{});
+  }
+};
+
+}  // namespace
+
+template <typename T>
+void pack_weight(const Run<T>& run) {
+  const Correlation& plan = run.plan;
+  const Geometry& geo = plan.problem.geo;
+  const Tensor& w = run.arguments.w;
+  const bool forward = plan.problem.wrt & wrt_output;
+  const int64_t phases = int64_t(plan.phases.size()), size = size_of(plan.problem.dtype), taps = geo.taps();
+  const bool dense = taps > 1 && taps <= 1024 && w.stride[axis_i] == taps * size &&
+                     (geo.kernel[2] == 1 || w.stride[axis_w] == size) &&
+                     (geo.kernel[1] == 1 || w.stride[axis_h] == geo.kernel[2] * size) &&
+                     (geo.kernel[0] == 1 || w.stride[axis_d] == geo.kernel[1] * geo.kernel[2] * size);
+  const int64_t tasks = geo.G * plan.channel_blocks * phases * plan.panels;
+  parallel_for(tasks, run.arguments.threads, [&](int64_t task, int) {
+    const int64_t panel = task % plan.panels, rest = task / plan.panels;
+    const Phase& phase = plan.phases[size_t(rest % phases)];
+    const int64_t block = rest / phases % plan.channel_blocks, group = rest / phases / plan.channel_blocks;
+    const int64_t pad = run.block_pad(block), r0 = panel * plan.panel;
+    Panel<T> to{run, phase, r0, std::min(plan.panel, plan.results - r0), run.block_channels(block), pad, nullptr,
+                forward ? w.stride[axis_o] : w.stride[axis_i], forward ? w.stride[axis_i] : w.stride[axis_o],
+                run.weight + run.weight_at(group, block, phase, panel), 0, 0, run.weight_pad(pad) * plan.panel};
+    to.data = w.data + group * geo.group_out() * w.stride[axis_o] + block * plan.channel_block * to.channel_stride +
+              r0 * to.result_stride;
+    to.result_step = plan.pixels_are_rows ? Packed<T>::pair : run.weight_pad(pad);
+    to.pair_step = plan.pixels_are_rows ? plan.panel * Packed<T>::pair : Packed<T>::pair;
+    if (!dense) return to.pack_by_strides();
+    if (to.results < plan.panel || to.channels < pad) to.clear();
+    to.pack_dense_taps(!forward);
+  });
+}
+
+template void pack_weight(const Run<float>&);
+template void pack_weight(const Run<double>&);
+template void pack_weight(const Run<Bf16>&);
+
+}  // namespace convgrad

@@ -1,0 +1,52 @@
+// Bringing the next tile's part of a tensor towards the cache while the current tile is being multiplied.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "conv.h"
+
+namespace convgrad {
+
+// A box of one image of an activation tensor: channels and a range of coordinates per axis.
+struct Region {
+  const char* data;  // of the image and the first channel
+  int64_t channel_stride, stride[3];
+  int64_t channels, first[3], last[3], element;
+};
+
+// A queue of runs of memory; every call of `some` fetches a few cache lines of them.
+class Prefetch {
+ public:
+  void clear() {
+    runs_.clear();
+    run_ = 0;
+    at_ = 0;
+    lines_ = 0;
+  }
+  void add(const Region& r);
+  // Spreads what was added over this many calls of `some`.
+  void spread(int64_t calls) { per_call_ = lines_ / std::max<int64_t>(calls, 1) + 1; }
+  void some() {
+    for (int64_t n = 0; n < per_call_ && run_ < runs_.size(); ++n) {
+      __builtin_prefetch(runs_[run_].data + at_, 0, 2);
+      at_ += 64;
+      if (at_ >= runs_[run_].bytes) {
+        at_ = 0;
+        ++run_;
+      }
+    }
+  }
+
+ private:
+  struct Run {
+    const char* data;
+    int64_t bytes;
+  };
+  std::vector<Run> runs_;
+  size_t run_ = 0;
+  int64_t at_ = 0, lines_ = 0, per_call_ = 0;
+};
+
+}  // namespace convgrad

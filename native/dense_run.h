@@ -1,0 +1,48 @@
+// One run of a correlation: its arrays, its memory, and the packing of its weight.
+#pragma once
+
+#include <algorithm>
+
+#include "dense_correlate.h"
+#include "dense_store.h"
+
+namespace convgrad {
+
+template <typename T>
+struct Run {
+  const Correlation& plan;
+  const Arguments& arguments;
+  const Tensor& source;
+  const Tensor& result;
+  Packer<T> packer;
+  Store<T> store;
+  T* weight;
+  char* slots;
+
+  Run(const Correlation& correlation, const Arguments& args)
+      : plan(correlation), arguments(args),
+        source(correlation.problem.wrt & wrt_output ? args.x : args.y),
+        result(correlation.problem.wrt & wrt_output ? args.y : args.x),
+        packer(*correlation.problem.isa, correlation.problem.dtype, correlation.problem.compute),
+        store(*correlation.problem.isa, correlation.problem.out_dtype),
+        weight(reinterpret_cast<T*>(args.workspace)), slots(args.workspace + correlation.weight_bytes) {}
+
+  // Elements of the packed weight before [group][channel block][phase][panel][tap].
+  int64_t weight_at(int64_t group, int64_t block, const Phase& phase, int64_t panel) const {
+    const int64_t row = plan.tap_total * plan.panels * plan.panel;  // elements per summed channel
+    const int64_t before = group * plan.channel_pad + block * weight_pad(plan.channel_block);
+    return before * row + weight_pad(block_pad(block)) * (phase.tap_base * plan.panels + panel * phase.tap_count) * plan.panel;
+  }
+  int64_t block_channels(int64_t block) const {
+    return std::min(plan.channel_block, plan.reduced - block * plan.channel_block);
+  }
+  int64_t block_pad(int64_t block) const { return plan.padded(block_channels(block)); }
+  // Summed channels, as the packed weight spaces them: its rows are read at the same time where pixels are columns.
+  int64_t weight_pad(int64_t pad) const { return plan.pixels_are_rows ? pad : row_pitch(pad, sizeof(T)); }
+};
+
+// Packs the whole weight, once per call: [group][channel block][phase][panel][tap][micro-kernel's layout].
+template <typename T>
+void pack_weight(const Run<T>& run);
+
+}  // namespace convgrad

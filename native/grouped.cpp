@@ -1,0 +1,219 @@
+// Depthwise and grouped convolutions with few channels per group: output and input gradient, planned and run.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <numeric>
+
+#include "grouped.h"
+#include "threads.h"
+
+namespace convgrad {
+
+// Cycles per vector, measured on Zen 4 (f32, AVX-512, data in the second-level cache).
+static constexpr double cycles_per_product = 1.15, cycles_across_channels = 4, cycles_transposed = 10,
+                        cycles_one_by_one = 60;
+static constexpr double cycles_per_byte = 0.25;  // of memory, one core
+static constexpr int64_t cache_bytes = 16 << 20;  // results that move more are written around the caches
+static constexpr int64_t tasks_wanted = 16;  // so that a few threads share the work evenly; a constant, for the bits
+
+// Cycles to bring one vector of a tensor with these nominal strides into lane form, or out of it.
+double lane_move_cycles(const int64_t* stride, int64_t bytes, int64_t channels, const LaneSpread& spread) {
+  const bool power = (channels & (channels - 1)) == 0 && channels <= 16;
+  if (spread.images == 1 && power && stride[axis_c] == bytes) return cycles_across_channels + (channels > 1 ? 3 : 0);
+  return stride[axis_w] == bytes ? cycles_transposed : cycles_one_by_one;
+}
+
+int64_t blocks_together(const int64_t* stride, const Problem& problem, const LaneSpread& spread, int64_t channels) {
+  const int64_t bytes = size_of(problem.dtype);
+  if (stride[axis_c] != bytes || spread.images > 1) return 1;
+  constexpr int64_t stretch = 512;  // bytes
+  const int64_t most = std::clamp<int64_t>(divide_up(stretch, spread.lanes * bytes * channels), 1, 8);
+  return divide_up(spread.weight_blocks, divide_up(spread.weight_blocks, most));
+}
+
+BoxCut choose_box(const int64_t* size, int64_t blocks, int64_t limit_vectors,
+                  const std::function<int64_t(const int64_t*)>& vectors) {
+  BoxCut best{};
+  double best_cost = -1;
+  const auto halves = [](int64_t n) {
+    std::vector<int64_t> list;
+    for (int64_t parts = 1; parts < 2 * n; parts *= 2) {
+      const int64_t extent = divide_up(n, std::min(parts, n));
+      if (list.empty() || list.back() != extent) list.push_back(extent);
+    }
+    return list;
+  };
+  for (int64_t z : halves(size[0]))
+    for (int64_t y : halves(size[1]))
+      for (int64_t x : halves(size[2])) {
+        BoxCut cut{{z, y, x}, {divide_up(size[0], z), divide_up(size[1], y), divide_up(size[2], x)}};
+        const int64_t held = vectors(cut.extent), tasks = blocks * cut.boxes();
+        const double idle = double(up_to_multiple(tasks, tasks_wanted)) / tasks;
+        // A box too large for the cache is the worse the larger it is; each box has a fixed cost of its own.
+        const double crowding = held > limit_vectors ? 4.0 * held / limit_vectors : 1;
+        // Parts of rows do not lie together in memory: they are moved row by row, in whole vectors.
+        const double parts = x == size[2] ? 1 : 1.1 * double(up_to_multiple(x, most_lanes)) / double(x);
+        const double row_cost = 8.0 * z * y;
+        const double cost = (held + row_cost + 200) * cut.boxes() * std::min(idle, 2.0) * crowding * parts;
+        if (best_cost < 0 || cost < best_cost) best = cut, best_cost = cost;
+      }
+  return best;
+}
+
+// Why the lane kernels do not serve a problem, or an empty string.
+std::string lanes_refuse(const Problem& problem) {
+  const Geometry& g = problem.geo;
+  if (g.G < 2) return "groups=1: there are no lanes to fill with groups";
+  if (g.group_in() > 64 || g.group_out() > 64)
+    return std::to_string(g.group_in()) + " input and " + std::to_string(g.group_out()) +
+           " output channels per group: above 64 the dense kernels are better";
+  if (!g.N || !g.C || !g.K || !g.out_pixels() || !g.in_pixels()) return "a tensor without elements";
+  return "";
+}
+
+namespace {
+
+struct CorrelatePlan {
+  Problem problem;
+  LaneWay correlation;
+  LaneSpread spread;
+  LaneKernels kernels;
+  BoxCut cut;
+  std::vector<LanePhase> phases[3];
+  int64_t packed_bytes, finite_bytes, slab_vectors, scratch_bytes, together, batch;
+  bool stream;
+
+  explicit CorrelatePlan(const Problem& p)
+      : problem(p), correlation{&problem.geo, p.wrt == wrt_input},
+        spread(p.geo, p.isa->vector_bytes / element_bytes()), kernels(p.isa->level) {}
+  CorrelatePlan(const CorrelatePlan&) = delete;
+
+  int64_t element_bytes() const { return problem.dtype == Dtype::f64 ? 8 : 4; }
+
+  void run(const Arguments& args) const;
+};
+
+void CorrelatePlan::run(const Arguments& args) const {
+  const Geometry& geo = problem.geo;
+  const bool input = correlation.input;
+  const Tensor &from = input ? args.y : args.x, &to = input ? args.x : args.y;
+  const ElementCode operand = operand_code(problem), result = result_code(problem);
+  char* packed = args.workspace;
+  bool* finite = reinterpret_cast<bool*>(packed + packed_bytes);
+  char* scratch = packed + packed_bytes + finite_bytes;
+  pack_lane_weights(geo, spread, args.w, operand, packed, finite, args.threads);
+
+  const int64_t vector_bytes = problem.isa->vector_bytes, taps = geo.taps();
+  const int64_t block_vectors = geo.group_out() * geo.group_in() * taps;
+  const int64_t wide_blocks = divide_up(spread.weight_blocks, together), boxes = cut.boxes();
+  parallel_for(spread.image_blocks * boxes * wide_blocks, args.threads, [&](int64_t task, int slot) {
+    const int64_t image_block = task / wide_blocks / boxes, first = task % wide_blocks * together;
+    const int64_t blocks = std::min(together, spread.weight_blocks - first);
+    char* slab = scratch + slot * scratch_bytes;
+    LaneCorrelation job{};
+    job.to_box = cut.box(task / wide_blocks % boxes, correlation.to_size());
+    job.source_box = correlation.source(job.to_box);
+    job.slab = slab;
+    job.batch = batch;
+    job.rows = slab + together * slab_vectors * vector_bytes;
+    job.passes = blocks;
+    job.parts = correlation.to_channels();
+    job.images = 1;
+    job.weight_pass = block_vectors;
+    job.weight_to = (input ? 1 : geo.group_in()) * taps;
+    job.weight_from = (input ? geo.group_in() : 1) * taps;
+    job.weight_tap[0] = geo.kernel[1] * geo.kernel[2];
+    job.weight_tap[1] = geo.kernel[2];
+    job.weight_tap[2] = 1;
+    job.source_channels = correlation.from_channels();
+    for (int a = 0; a < 3; ++a) {
+      job.source_size[a] = correlation.from_size()[a];
+      job.phase[a] = phases[a].data();
+      job.phases[a] = int64_t(phases[a].size());
+    }
+    kernels.load(spread.planes(geo, from, job.source_channels, operand, image_block, first, blocks), job.source_box,
+                 job.source_size, slab);
+    if (operand.round) {
+      const int64_t* e = job.source_box.extent;
+      operand.round(reinterpret_cast<float*>(slab), blocks * job.source_channels * e[0] * e[1] * e[2] * spread.lanes);
+    }
+    job.weights = packed + first * block_vectors * vector_bytes;
+    job.finite = finite + first;
+    job.to = spread.planes(geo, to, correlation.to_channels(), result, image_block, first, blocks);
+    job.to.stream = stream;
+    kernels.correlate(job);
+  });
+}
+
+}  // namespace
+
+std::optional<Plan> plan_grouped(const Problem& problem, std::string& why_not) {
+  why_not = lanes_refuse(problem);
+  if (!why_not.empty()) return std::nullopt;
+  if (problem.wrt == wrt_weight || problem.wrt == (wrt_weight | wrt_bias)) return plan_grouped_weight(problem, why_not);
+  if (problem.wrt != wrt_output && problem.wrt != wrt_input) {
+    why_not = "this combination of results is served one by one";
+    return std::nullopt;
+  }
+  auto p = std::make_shared<CorrelatePlan>(problem);
+  const Geometry& geo = p->problem.geo;
+  const LaneWay& way = p->correlation;
+  const int64_t vector_bytes = problem.isa->vector_bytes, bytes = size_of(problem.dtype);
+  for (int a = 0; a < 3; ++a) p->phases[a] = way.phases(a);
+
+  const int64_t* from_nominal = way.input ? problem.y_nominal : problem.x_nominal;
+  const int64_t* to_nominal = way.input ? problem.x_nominal : problem.y_nominal;
+  p->together = blocks_together(from_nominal, problem, p->spread, std::min(geo.group_in(), geo.group_out()));
+  const int64_t moved = geo.N * (geo.C * geo.in_pixels() + geo.K * geo.out_pixels()) * bytes;
+  p->stream = moved > cache_bytes;
+
+  const auto slab = [&](const int64_t* extent) {
+    return way.from_channels() * way.source_extent(0, extent[0]) * way.source_extent(1, extent[1]) *
+           way.source_extent(2, extent[2]);
+  };
+  // As many rows at once as make whole vectors of pixels, where pixels lie together; never more than the box has.
+  const auto batch = [&](const int64_t* extent) {
+    const int64_t whole = p->spread.lanes / std::gcd(p->spread.lanes, extent[2]);
+    return std::min<int64_t>({extent[1], most_batch, std::max<int64_t>(whole, divide_up(128, extent[2]))});
+  };
+  const auto held = [&](const int64_t* extent) {
+    return p->together * (slab(extent) + way.to_channels() * batch(extent) * extent[2]);
+  };
+  const int64_t blocks = p->spread.image_blocks * divide_up(p->spread.weight_blocks, p->together);
+  int64_t limit = l2_bytes / 3 / vector_bytes;
+  p->packed_bytes = up_to_multiple(p->spread.weight_blocks * geo.group_out() * geo.group_in() * geo.taps() * vector_bytes, 64);
+  p->finite_bytes = up_to_multiple(p->spread.weight_blocks, 64);
+  const int64_t shared = p->packed_bytes + p->finite_bytes;
+  for (;; limit /= 2) {
+    p->cut = choose_box(way.to_size(), blocks, limit, held);
+    p->slab_vectors = slab(p->cut.extent);
+    p->batch = batch(p->cut.extent);
+    p->scratch_bytes = up_to_multiple(held(p->cut.extent) * vector_bytes, 64);
+    if (shared + p->scratch_bytes <= problem.max_workspace || limit <= 1) break;
+  }
+
+  const double vectors_out = double(p->spread.image_blocks) * p->spread.weight_blocks * way.to_size()[0] *
+                             way.to_size()[1] * way.to_size()[2] * way.to_channels();
+  const double vectors_in = double(p->spread.image_blocks) * p->spread.weight_blocks * p->cut.boxes() * p->slab_vectors;
+  double reach = 1;  // taps per destination pixel
+  for (int a = 0; a < 3; ++a) reach *= double(geo.kernel[a]) / (way.input ? geo.stride[a] : 1);
+  const double cycles = vectors_out * reach * way.from_channels() * cycles_per_product +
+                        vectors_in * lane_move_cycles(from_nominal, bytes, way.from_channels(), p->spread) +
+                        vectors_out * lane_move_cycles(to_nominal, size_of(problem.out_dtype), way.to_channels(), p->spread);
+
+  Plan plan;
+  plan.kernel = std::string(geo.group_in() == 1 ? "depthwise" : "grouped") + "_" +
+                (problem.dtype == Dtype::f64 ? "f64_" : "f32_") + std::to_string(p->spread.lanes) + "lanes_" +
+                problem.isa->name;
+  if (!fit_workspace(plan, problem, shared, p->scratch_bytes, std::max(cycles, double(moved) * cycles_per_byte), why_not))
+    return std::nullopt;
+  char note[256];
+  std::snprintf(note, sizeof note, "%lld boxes of %lldx%lldx%lld pixels, %lld vectors held, %lld tasks",
+                (long long)p->cut.boxes(), (long long)p->cut.extent[0], (long long)p->cut.extent[1],
+                (long long)p->cut.extent[2], (long long)p->slab_vectors, (long long)(blocks * p->cut.boxes()));
+  plan.notes.push_back(note);
+  plan.run = [p](const Arguments& args) { p->run(args); };
+  return plan;
+}
+
+}  // namespace convgrad

@@ -1,0 +1,88 @@
+// How a grouped problem is cut for the lane kernels: which group of which image is in which lane, boxes of pixels.
+#pragma once
+
+#include "lanes.h"
+
+namespace convgrad {
+
+// Groups (of one image, or of several images where there are fewer groups than lanes) spread over vectors.
+struct LaneSpread {
+  int lanes;              // of a vector
+  int64_t images;         // per vector
+  int64_t weight_blocks;  // vectors that cover the groups of one image
+  int64_t image_blocks;   // sets of images that share the weights in lane form
+
+  LaneSpread(const Geometry& geo, int lanes);
+
+  // The planes of `tensor` in `blocks` weight blocks from the first one on; `channels` per group.
+  LanePlanes planes(const Geometry& geo, const Tensor& tensor, int64_t channels, const ElementCode& code,
+                    int64_t image_block, int64_t weight_block, int64_t blocks) const;
+  // The group in a lane of a weight block, or -1 where the lane is empty.
+  int64_t group_of(const Geometry& geo, int64_t weight_block, int lane) const;
+};
+
+// The extents of the boxes into which the pixels of a result (or of dy) are cut.
+struct BoxCut {
+  int64_t extent[3], count[3];
+  int64_t boxes() const { return count[0] * count[1] * count[2]; }
+  PixelBox box(int64_t index, const int64_t* size) const;
+};
+
+// What a correlation (forward or input gradient) reads and writes, axis by axis.
+struct LaneWay {
+  const Geometry* geo;
+  bool input;  // the input gradient: dy -> dx; otherwise x -> y
+  const int64_t* from_size() const { return input ? geo->out : geo->in; }
+  const int64_t* to_size() const { return input ? geo->in : geo->out; }
+  int64_t from_channels() const { return input ? geo->group_out() : geo->group_in(); }
+  int64_t to_channels() const { return input ? geo->group_in() : geo->group_out(); }
+  // The phases of one axis: `stride` residues for an input gradient, else one.
+  std::vector<LanePhase> phases(int axis) const;
+  // The source pixels that a box of destination pixels reads, clipped to the tensor on z and y (on x padding is kept).
+  PixelBox source(const PixelBox& to) const;
+  // Upper bound of the extent of `source` along an axis for a box of `extent`.
+  int64_t source_extent(int axis, int64_t extent) const;
+};
+
+// The inputs that a box of output gradients reaches.
+PixelBox input_box(const Geometry& geo, const PixelBox& dy);
+
+ElementCode operand_code(const Problem& problem);
+ElementCode result_code(const Problem& problem);
+
+struct LaneKernels {
+  decltype(&generic::load_lanes) load;
+  decltype(&generic::correlate_lanes) correlate;
+  decltype(&generic::weight_grad_lanes) weight_grad;
+  decltype(&generic::finite_lanes) finite;
+  decltype(&generic::sum_lanes) sum;
+  explicit LaneKernels(int level);
+};
+
+// Reads the weights into lane form, [weight block][group_out][group_in][taps][lane]; finite[block] says whether all of
+// a block's weights are finite. Returns nothing; `sums_f64` chooses double.
+void pack_lane_weights(const Geometry& geo, const LaneSpread& spread, const Tensor& w, const ElementCode& code,
+                       void* packed, bool* finite, int threads);
+
+// The cut of `size` whose boxes fit `limit_vectors` (as counted by `vectors`) with the least data held twice.
+BoxCut choose_box(const int64_t* size, int64_t blocks, int64_t limit_vectors,
+                  const std::function<int64_t(const int64_t*)>& vectors);
+// Weight blocks to move together: where channels lie together, so many that whole stretches of memory are read.
+int64_t blocks_together(const int64_t* stride, const Problem& problem, const LaneSpread& spread, int64_t channels);
+// Cycles to move one vector of a tensor with these nominal strides into or out of lane form.
+double lane_move_cycles(const int64_t* stride, int64_t bytes, int64_t channels, const LaneSpread& spread);
+
+std::optional<Plan> plan_grouped_weight(const Problem& problem, std::string& why_not);
+
+// Sets the plan's workspace, threads and estimate; false (and why) where not even one thread's share fits the limit.
+bool fit_workspace(Plan& plan, const Problem& problem, int64_t shared, int64_t per_thread, double cycles,
+                   std::string& why_not);
+
+// NOTE: a constant, the second-level cache of Zen 4: boxes and chunks, and so the bits of a weight gradient, must not
+// depend on the machine.
+inline constexpr int64_t l2_bytes = 1 << 20;
+
+inline int64_t up_to_multiple(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+inline int64_t divide_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
+
+}  // namespace convgrad

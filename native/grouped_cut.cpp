@@ -1,0 +1,182 @@
+// Lanes, boxes and phases of the grouped family; see grouped.h.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "grouped.h"
+#include "threads.h"
+
+namespace convgrad {
+
+LaneSpread::LaneSpread(const Geometry& geo, int lanes) : lanes(lanes) {
+  images = geo.G < lanes ? std::max<int64_t>(1, lanes / geo.G) : 1;
+  weight_blocks = images > 1 ? 1 : divide_up(geo.G, lanes);
+  image_blocks = divide_up(geo.N, images);
+}
+
+int64_t LaneSpread::group_of(const Geometry& geo, int64_t weight_block, int lane) const {
+  if (images > 1) return lane < images * geo.G ? lane % geo.G : -1;
+  const int64_t group = weight_block * lanes + lane;
+  return group < geo.G ? group : -1;
+}
+
+LanePlanes LaneSpread::planes(const Geometry& geo, const Tensor& tensor, int64_t channels, const ElementCode& code,
+                              int64_t image_block, int64_t weight_block, int64_t blocks) const {
+  LanePlanes p{};
+  p.data = tensor.data;
+  p.stride = tensor.stride;
+  p.code = code;
+  p.channels = channels;
+  p.blocks = blocks;
+  const int64_t image = image_block * images, first_group = images > 1 ? 0 : weight_block * lanes;
+  const int64_t group_step = channels * tensor.stride[axis_c];
+  p.planes = images > 1 ? std::min(images, geo.N - image) * geo.G : std::min(lanes * blocks, geo.G - first_group);
+  for (int l = 0; l < lanes; ++l) {
+    const int64_t n = image + (images > 1 ? l / geo.G : 0), group = images > 1 ? l % geo.G : first_group + l;
+    p.offset[l] = n * tensor.stride[axis_n] + group * group_step;
+  }
+  p.lane_step = images > 1 ? 0 : group_step;
+  p.block_step = lanes * group_step;
+  return p;
+}
+
+PixelBox BoxCut::box(int64_t index, const int64_t* size) const {
+  const int64_t at[3] = {index / (count[1] * count[2]), index / count[2] % count[1], index % count[2]};
+  PixelBox box;
+  for (int a = 0; a < 3; ++a) {
+    box.first[a] = at[a] * extent[a];
+    box.extent[a] = std::min(extent[a], size[a] - box.first[a]);
+  }
+  return box;
+}
+
+static int64_t floor_divide(int64_t a, int64_t b) { return a / b - (a % b < 0); }
+
+std::vector<LanePhase> LaneWay::phases(int axis) const {
+  const int64_t stride = geo->stride[axis], dilation = geo->dilation[axis], pad = geo->pad[axis];
+  if (!input) return {{0, 1, geo->kernel[axis], 0, 1, -pad, stride, dilation}};
+  const int64_t common = std::gcd(stride, dilation), tap_step = stride / common;
+  std::vector<LanePhase> list;
+  for (int64_t r = 0; r < stride; ++r) {
+    // Taps with r + pad - tap*dilation divisible by the stride; they are tap_step apart.
+    LanePhase phase{r, stride, 0, 0, tap_step, 0, 1, -dilation / common};
+    for (int64_t tap = 0; tap < std::min(tap_step, geo->kernel[axis]); ++tap) {
+      if ((r + pad - tap * dilation) % stride) continue;
+      phase.tap_first = tap;
+      phase.taps = divide_up(geo->kernel[axis] - tap, tap_step);
+      phase.source = (r + pad - tap * dilation) / stride;
+    }
+    list.push_back(phase);
+  }
+  return list;
+}
+
+int64_t LaneWay::source_extent(int axis, int64_t extent) const {
+  const int64_t span = (geo->kernel[axis] - 1) * geo->dilation[axis], stride = geo->stride[axis];
+  const int64_t free = input ? (extent - 1 + span) / stride + 1 : (extent - 1) * stride + span + 1;
+  return axis == 2 ? free : std::min(free, from_size()[axis]);
+}
+
+PixelBox LaneWay::source(const PixelBox& to) const {
+  PixelBox from;
+  for (int a = 0; a < 3; ++a) {
+    const int64_t span = (geo->kernel[a] - 1) * geo->dilation[a], pad = geo->pad[a], stride = geo->stride[a];
+    const int64_t last = to.first[a] + to.extent[a] - 1;
+    int64_t low = input ? -floor_divide(-(to.first[a] + pad - span), stride) : to.first[a] * stride - pad;
+    int64_t high = (input ? floor_divide(last + pad, stride) : last * stride + span - pad) + 1;
+    if (a < 2) {
+      low = std::max<int64_t>(low, 0);
+      high = std::min(high, from_size()[a]);
+    }
+    from.first[a] = low;
+    from.extent[a] = std::max<int64_t>(0, high - low);
+  }
+  return from;
+}
+
+PixelBox input_box(const Geometry& geo, const PixelBox& dy) { return LaneWay{&geo, false}.source(dy); }
+
+ElementCode operand_code(const Problem& problem) {
+  const Isa& isa = *problem.isa;
+  const int type = int(problem.dtype);
+  const bool f64 = problem.dtype == Dtype::f64;
+  return {problem.dtype, isa.decode[type], f64 ? isa.decode64 : nullptr,
+          f64 ? nullptr : isa.rounding(problem.dtype, problem.compute), nullptr, nullptr};
+}
+
+ElementCode result_code(const Problem& problem) {
+  const Isa& isa = *problem.isa;
+  const int type = int(problem.out_dtype);
+  const bool f64 = problem.dtype == Dtype::f64;
+  return {problem.out_dtype, nullptr, f64 ? isa.decode64 : nullptr, nullptr, isa.encode[type],
+          f64 ? isa.encode64[type] : nullptr};
+}
+
+bool fit_workspace(Plan& plan, const Problem& problem, int64_t shared, int64_t per_thread, double cycles,
+                   std::string& why_not) {
+  constexpr double clock_hz = 3.0e9, small_cycles = 60e3;  // below this a second thread costs more than it brings
+  if (shared + per_thread > problem.max_workspace) {
+    why_not = "needs at least " + std::to_string(shared + per_thread) + " bytes of workspace, max_workspace_bytes=" +
+              std::to_string(problem.max_workspace);
+    return false;
+  }
+  const int64_t room = (problem.max_workspace - shared) / std::max<int64_t>(1, per_thread);
+  plan.threads = cycles < small_cycles ? 1 : int(std::min<int64_t>(std::max(1, problem.threads), room));
+  plan.workspace_bytes = shared + plan.threads * per_thread;
+  plan.seconds = cycles / clock_hz / plan.threads;
+  return true;
+}
+
+LaneKernels::LaneKernels(int level)
+    : load(isa_pick(level, generic::load_lanes, avx2::load_lanes, avx512::load_lanes)),
+      correlate(isa_pick(level, generic::correlate_lanes, avx2::correlate_lanes, avx512::correlate_lanes)),
+      weight_grad(isa_pick(level, generic::weight_grad_lanes, avx2::weight_grad_lanes, avx512::weight_grad_lanes)),
+      finite(isa_pick(level, generic::finite_lanes, avx2::finite_lanes, avx512::finite_lanes)),
+      sum(isa_pick(level, generic::sum_lanes, avx2::sum_lanes, avx512::sum_lanes)) {}
+
+namespace {
+
+template <typename T>
+void pack_block(const Geometry& geo, const LaneSpread& spread, const Tensor& w, const ElementCode& code, int64_t block,
+                T* packed, bool& finite) {
+  const int64_t rows = geo.kernel[0] * geo.kernel[1], S = geo.kernel[2], L = spread.lanes;
+  std::vector<T> line(S);
+  finite = true;
+  for (int lane = 0; lane < L; ++lane) {
+    const int64_t group = spread.group_of(geo, block, lane);
+    T* to = packed + lane;
+    for (int64_t k = 0; k < geo.group_out(); ++k)
+      for (int64_t c = 0; c < geo.group_in(); ++c)
+        for (int64_t row = 0; row < rows; ++row) {
+          if (group < 0) {
+            std::fill(line.begin(), line.end(), T(0));
+          } else {
+            const char* from = w.data + (group * geo.group_out() + k) * w.stride[axis_o] + c * w.stride[axis_i] +
+                               row / geo.kernel[1] * w.stride[axis_d] + row % geo.kernel[1] * w.stride[axis_h];
+            if constexpr (sizeof(T) == 8) code.decode64(from, w.stride[axis_w], S, line.data());
+            else code.decode(from, w.stride[axis_w], S, line.data());
+          }
+          if constexpr (sizeof(T) == 4)
+            if (code.round) code.round(line.data(), S);
+          for (int64_t s = 0; s < S; ++s, to += L) {
+            *to = line[s];
+            finite &= std::isfinite(line[s]);
+          }
+        }
+  }
+}
+
+}  // namespace
+
+void pack_lane_weights(const Geometry& geo, const LaneSpread& spread, const Tensor& w, const ElementCode& code,
+                       void* packed, bool* finite, int threads) {
+  const int64_t block_size = geo.group_out() * geo.group_in() * geo.taps() * spread.lanes;
+  parallel_for(spread.weight_blocks, threads, [&](int64_t block, int) {
+    if (code.decode64)
+      pack_block(geo, spread, w, code, block, static_cast<double*>(packed) + block * block_size, finite[block]);
+    else
+      pack_block(geo, spread, w, code, block, static_cast<float*>(packed) + block * block_size, finite[block]);
+  });
+}
+
+}  // namespace convgrad

@@ -1,0 +1,185 @@
+// Weight gradient (with the bias gradient in the same pass) of depthwise and small-group convolutions.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include "grouped.h"
+#include "threads.h"
+
+namespace convgrad {
+namespace {
+
+constexpr double cycles_per_byte = 0.25, cycles_per_product = 1.15;
+constexpr int64_t tasks_wanted = 16;
+
+// Items are (image block, box) pairs; a chunk is a range of items whose products are summed by one task into sums of
+// its own. The chunks, and so the bits of the result, depend on the problem alone.
+struct WeightPlan {
+  Problem problem;
+  LaneSpread spread;
+  LaneKernels kernels;
+  BoxCut cut;
+  int64_t chunks, together, x_vectors, dy_vectors, sum_vectors, scratch_bytes;
+
+  explicit WeightPlan(const Problem& p)
+      : problem(p), spread(p.geo, p.isa->vector_bytes / int(element_bytes())), kernels(p.isa->level) {}
+  WeightPlan(const WeightPlan&) = delete;
+
+  int64_t element_bytes() const { return problem.dtype == Dtype::f64 ? 8 : 4; }
+  bool f64() const { return problem.dtype == Dtype::f64; }
+  bool bias() const { return problem.wrt & wrt_bias; }
+  int64_t items() const { return spread.image_blocks * cut.boxes(); }
+
+  void chunk(const Arguments& args, int64_t first, int64_t index, char* sums, char* scratch) const;
+  template <typename T>
+  void finish(const Arguments& args, int64_t block, char* sums) const;
+  void run(const Arguments& args) const;
+};
+
+// The products of one chunk for `together` weight blocks from `first` on; `sums` is where the first block's go.
+void WeightPlan::chunk(const Arguments& args, int64_t first, int64_t index, char* sums, char* scratch) const {
+  const Geometry& geo = problem.geo;
+  const ElementCode code = operand_code(problem);
+  const int64_t vector_bytes = problem.isa->vector_bytes, blocks = std::min(together, spread.weight_blocks - first);
+  char *x = scratch, *dy = scratch + together * x_vectors * vector_bytes;
+  std::memset(sums, 0, size_t(blocks * sum_vectors * vector_bytes));
+  const int64_t bias_at = geo.group_out() * geo.group_in() * geo.taps() * vector_bytes;
+  for (int64_t item = items() * index / chunks; item < items() * (index + 1) / chunks; ++item) {
+    const int64_t image_block = item / cut.boxes();
+    LaneWeightGrad job{};
+    job.geo = &geo;
+    job.out_parts = geo.group_out();
+    job.in_parts = job.sum_step = geo.group_in();
+    job.images = 1;
+    job.dy_box = cut.box(item % cut.boxes(), geo.out);
+    job.x_box = input_box(geo, job.dy_box);
+    const int64_t *xe = job.x_box.extent, *ye = job.dy_box.extent;
+    const int64_t x_count = geo.group_in() * xe[0] * xe[1] * xe[2], y_pixels = ye[0] * ye[1] * ye[2];
+    const int64_t y_count = geo.group_out() * y_pixels;
+    kernels.load(spread.planes(geo, args.y, geo.group_out(), code, image_block, first, blocks), job.dy_box, geo.out, dy);
+    for (int64_t b = 0; b < blocks && bias(); ++b)
+      kernels.sum(dy + b * y_count * vector_bytes, geo.group_out(), y_pixels,
+                  sums + b * sum_vectors * vector_bytes + bias_at, f64());
+    if (x_count == 0) continue;
+    kernels.load(spread.planes(geo, args.x, geo.group_in(), code, image_block, first, blocks), job.x_box, geo.in, x);
+    if (code.round) {
+      code.round(reinterpret_cast<float*>(dy), blocks * y_count * spread.lanes);
+      code.round(reinterpret_cast<float*>(x), blocks * x_count * spread.lanes);
+    }
+    const bool padded = job.x_box.first[2] < 0 || job.x_box.first[2] + xe[2] > geo.in[2];
+    for (int64_t b = 0; b < blocks; ++b) {
+      job.x = x + b * x_count * vector_bytes;
+      job.dy = dy + b * y_count * vector_bytes;
+      job.sums = sums + b * sum_vectors * vector_bytes;
+      job.dy_finite = !padded || kernels.finite(job.dy, y_count, f64());
+      kernels.weight_grad(job, f64());
+    }
+  }
+}
+
+// Adds the sums of all chunks in order, then the images that share a vector, and writes the result.
+template <typename T>
+void WeightPlan::finish(const Arguments& args, int64_t block, char* sums) const {
+  const Geometry& geo = problem.geo;
+  const int64_t L = spread.lanes, S = geo.kernel[2], rows = geo.kernel[0] * geo.kernel[1];
+  T* total = reinterpret_cast<T*>(sums + block * sum_vectors * problem.isa->vector_bytes);
+  for (int64_t c = 1; c < chunks; ++c) {
+    const T* part = total + c * spread.weight_blocks * sum_vectors * L;
+    for (int64_t i = 0; i < sum_vectors * L; ++i) total[i] += part[i];
+  }
+  const int here = int(spread.images > 1 ? geo.G : L);  // lanes that are different groups
+  for (int64_t i = 0; i < sum_vectors && spread.images > 1; ++i)
+    for (int64_t image = 1; image < spread.images; ++image)
+      for (int64_t g = 0; g < geo.G; ++g) total[i * L + g] += total[i * L + image * geo.G + g];
+
+  const ElementCode code = result_code(problem);
+  std::vector<T> line(std::max(S, geo.group_out()));
+  const auto encode = [&](int64_t n, char* to, int64_t stride) {
+    if constexpr (sizeof(T) == 8) code.encode64(line.data(), n, to, stride);
+    else code.encode(line.data(), n, to, stride);
+  };
+  for (int lane = 0; lane < here; ++lane) {
+    const int64_t group = spread.group_of(geo, block, lane);
+    if (group < 0) continue;
+    const T* from = total + lane;
+    for (int64_t k = 0; k < geo.group_out(); ++k)
+      for (int64_t c = 0; c < geo.group_in(); ++c)
+        for (int64_t row = 0; row < rows; ++row) {
+          for (int64_t s = 0; s < S; ++s, from += L) line[s] = *from;
+          encode(S, args.w.data + (group * geo.group_out() + k) * args.w.stride[axis_o] + c * args.w.stride[axis_i] +
+                        row / geo.kernel[1] * args.w.stride[axis_d] + row % geo.kernel[1] * args.w.stride[axis_h],
+                 args.w.stride[axis_w]);
+        }
+    if (!bias()) continue;
+    for (int64_t k = 0; k < geo.group_out(); ++k, from += L) line[k] = *from;
+    encode(geo.group_out(), args.db.data + group * geo.group_out() * args.db.stride[0], args.db.stride[0]);
+  }
+}
+
+void WeightPlan::run(const Arguments& args) const {
+  const int64_t sum_bytes = sum_vectors * problem.isa->vector_bytes, blocks = spread.weight_blocks;
+  char* scratch = args.workspace + chunks * blocks * sum_bytes;
+  const int64_t wide_blocks = divide_up(blocks, together);
+  parallel_for(chunks * wide_blocks, args.threads, [&](int64_t task, int slot) {
+    const int64_t index = task / wide_blocks, first = task % wide_blocks * together;
+    chunk(args, first, index, args.workspace + (index * blocks + first) * sum_bytes, scratch + slot * scratch_bytes);
+  });
+  parallel_for(blocks, args.threads, [&](int64_t block, int) {
+    if (f64()) finish<double>(args, block, args.workspace);
+    else finish<float>(args, block, args.workspace);
+  });
+}
+
+}  // namespace
+
+std::optional<Plan> plan_grouped_weight(const Problem& problem, std::string& why_not) {
+  auto p = std::make_shared<WeightPlan>(problem);
+  const Geometry& geo = p->problem.geo;
+  const LaneWay reach{&geo, false};
+  const int64_t vector_bytes = problem.isa->vector_bytes, blocks = p->spread.weight_blocks;
+  const auto dy_vectors = [&](const int64_t* e) { return geo.group_out() * e[0] * e[1] * e[2]; };
+  const auto x_vectors = [&](const int64_t* e) {
+    return geo.group_in() * reach.source_extent(0, e[0]) * reach.source_extent(1, e[1]) * reach.source_extent(2, e[2]);
+  };
+  p->sum_vectors = geo.group_out() * geo.group_in() * geo.taps() + (p->bias() ? geo.group_out() : 0);
+  p->together = std::min(blocks_together(problem.x_nominal, problem, p->spread, geo.group_in()),
+                         blocks_together(problem.y_nominal, problem, p->spread, geo.group_out()));
+  const int64_t wide_blocks = divide_up(blocks, p->together);
+  int64_t limit = l2_bytes / 2 / vector_bytes, shared = 0, chunks_wanted = divide_up(tasks_wanted, wide_blocks);
+  for (;;) {
+    p->cut = choose_box(geo.out, p->spread.image_blocks * wide_blocks, limit,
+                        [&](const int64_t* e) { return p->together * (dy_vectors(e) + x_vectors(e)); });
+    p->x_vectors = x_vectors(p->cut.extent);
+    p->dy_vectors = dy_vectors(p->cut.extent);
+    p->scratch_bytes = up_to_multiple(p->together * (p->x_vectors + p->dy_vectors) * vector_bytes, 64);
+    p->chunks = std::min(chunks_wanted, p->items());
+    shared = p->chunks * blocks * p->sum_vectors * vector_bytes;
+    if (shared + p->scratch_bytes <= problem.max_workspace || (limit <= 1 && chunks_wanted == 1)) break;
+    chunks_wanted = divide_up(chunks_wanted, 2);
+    limit = std::max<int64_t>(1, limit / 2);
+  }
+  const int64_t bytes = size_of(problem.dtype);
+  const double boxes = double(p->items()) * blocks;
+  const double cycles =
+      boxes * (p->dy_vectors * double(geo.group_in() * geo.taps()) * cycles_per_product +
+               p->x_vectors * lane_move_cycles(problem.x_nominal, bytes, geo.group_in(), p->spread) +
+               p->dy_vectors * lane_move_cycles(problem.y_nominal, bytes, geo.group_out(), p->spread)) +
+      double(p->chunks) * blocks * p->sum_vectors * 3;
+  const double moved = double(geo.N) * (geo.C * geo.in_pixels() + geo.K * geo.out_pixels()) * bytes;
+
+  Plan plan;
+  plan.kernel = std::string(geo.group_in() == 1 ? "depthwise" : "grouped") + "_weight_" + (p->f64() ? "f64_" : "f32_") +
+                std::to_string(p->spread.lanes) + "lanes_" + problem.isa->name;
+  if (!fit_workspace(plan, problem, shared, p->scratch_bytes, std::max(cycles, moved * cycles_per_byte), why_not))
+    return std::nullopt;
+  char note[256];
+  std::snprintf(note, sizeof note, "%lld chunks of %lld boxes of %lldx%lldx%lld output pixels, %lld vectors held",
+                (long long)p->chunks, (long long)p->items(), (long long)p->cut.extent[0], (long long)p->cut.extent[1],
+                (long long)p->cut.extent[2], (long long)(p->x_vectors + p->dy_vectors));
+  plan.notes.push_back(note);
+  plan.run = [p](const Arguments& args) { p->run(args); };
+  return plan;
+}
+
+}  // namespace convgrad
