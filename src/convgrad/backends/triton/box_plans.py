@@ -10,28 +10,26 @@ from typing import Any
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ...problem import Problem
-from .boxes import box_gather_kernel, box_weight_kernel
+from .boxes import box_gather_kernel
 from .geometry import Geometry, needs_wide, strides_of
 from .launch import Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import rounding
-from .tiles import MULTIPROCESSORS, Box, best_box, choose_splits, stages_for
+from .tiles import MULTIPROCESSORS, Box, best_box, stages_for
 
 
 @dataclass(frozen=True)
 class BoxTile:
-    """A box of positions x BN result channels, CB channels a step (input gradient, output); or, for the weight
-    gradient, BN output channels x CB input channels, one box of pixels a step."""
+    """A box of positions x BN result channels, CB channels summed a step."""
 
     box: Box
     BN: int
     CB: int
     warps: int
     stages: int
-    splits: int = 1
 
     def __str__(self) -> str:
         return (f"box {'x'.join(map(str, self.box))} = {math.prod(self.box)} positions x {self.BN} x {self.CB}, "
-                f"{self.warps} warps, {self.stages} stages" + (f", {self.splits} runs" if self.splits > 1 else ""))
+                f"{self.warps} warps, {self.stages} stages")
 
 
 def channels_fit(problem: Problem, geo: Geometry) -> bool:
@@ -68,40 +66,17 @@ def folds(geo: Geometry, x: Any = None) -> bool:
 
 
 def weight_descriptor(weight: Any, block: tuple[int, ...]) -> TensorDescriptor:
-    """Descriptor of a weight whose taps lie evenly: (output channel, tap, input channel)."""
-    taps = math.prod(weight.shape[2:])
-    spare = -(-weight.shape[1] // 8) * 8
-    last = weight.stride(-1) if weight.shape[-1] > 1 else next(
-        (weight.stride(a) for a in range(weight.dim() - 1, 1, -1) if weight.shape[a] > 1), spare)
-    return TensorDescriptor(weight, [weight.shape[0], taps, weight.shape[1]],
-                            [weight.stride(0) if weight.shape[0] > 1 else taps * spare, last if taps > 1 else spare, 1],
+    """Descriptor of a weight as (output channel, all taps and input channels)."""
+    row = math.prod(weight.shape[1:])
+    return TensorDescriptor(weight, [weight.shape[0], row], [weight.stride(0) if weight.shape[0] > 1 else row, 1],
                             list(block))
 
 
-def patch_descriptor(weight: Any, block: tuple[int, ...]) -> TensorDescriptor:
-    """Descriptor of a weight as (output channel, 1, all taps and input channels)."""
-    row = math.prod(weight.shape[1:])
-    return TensorDescriptor(weight, [weight.shape[0], 1, row], [row, row, 1], list(block))
-
-
-def weight_fits_box(weight: Any, patch: bool) -> bool:
-    """Whether the copy engine can read a weight: channels last and aligned, or (patch) everything after O in one row."""
-    if patch:
-        order = weight.permute(0, *range(2, weight.dim()), 1)
-        return bool(order.is_contiguous() and weight.data_ptr() % 16 == 0)
-    return tensors_fit(weight) and taps_even(weight)
-
-
-def taps_even(weight: Any) -> bool:
-    """Whether the taps of a weight follow each other at one stride, the last axis fastest."""
-    expected = None
-    for axis in range(weight.dim() - 1, 1, -1):
-        if weight.shape[axis] == 1:
-            continue
-        if expected is not None and weight.stride(axis) != expected:
-            return False
-        expected = weight.stride(axis) * weight.shape[axis]
-    return True
+def weight_rows_fit(weight: Any) -> bool:
+    """Whether taps and input channels of each output channel make one row without gaps, aligned to 16 bytes."""
+    row = weight[:1].permute(0, *range(2, weight.dim()), 1)
+    return bool(row.is_contiguous() and weight.data_ptr() % 16 == 0 and row.numel() % 8 == 0
+                and (weight.shape[0] == 1 or weight.stride(0) % 8 == 0))
 
 
 def step_channels(depth: int) -> int:
@@ -114,17 +89,16 @@ def choose_box_gather(geo: Geometry, is_input: bool, patch: bool) -> BoxTile:
     col = col * geo.taps if patch else col
     positions = geo.phase_positions if is_input else geo.y
     extents = (geo.batch, *positions)
-    # NOTE: tiles as measured on an H200: 256 columns where they fill, else 256 rows for wide results; narrow results
-    # want several small programs per multiprocessor.
-    rows, bn, warps, per_sm = (128, 256, 8, 1) if col % 256 == 0 else (256, 128, 8, 1) if col > 160 else \
-        (128, 128, 4, 2) if col > 64 else (128, 64, 4, 3) if col > 32 else (256, 32, 4, 2)
+    # NOTE: the widest tensor-core instructions take 256 positions or channels; narrow results want several programs per
+    # multiprocessor (measured on an H200).
+    rows, bn, warps, per_sm = (128, 256, 8, 1) if col % 256 == 0 else (256, 128, 8, 1) if col > 64 else (128, 64, 4, 3)
     phases = geo.phases if is_input and not patch else 1
 
     def tiles() -> int:
         return -(-geo.batch * math.prod(positions) // rows) * -(-col // bn) * phases * geo.groups
 
-    while tiles() < MULTIPROCESSORS and rows * bn > 64 * 32:
-        if bn > 64 or (bn > 32 and rows == 64):
+    while tiles() < MULTIPROCESSORS and rows * bn > 64 * 64:  # 64 channels: rows of one tensor-core instruction
+        if bn > 64:
             bn //= 2
         else:
             rows //= 2
@@ -148,6 +122,8 @@ def gather_fits(problem: Problem, geo: Geometry) -> bool:
         return problem.dtype in ("bfloat16", "float16") and rounding(problem) == "" and problem.layout.endswith("C")
     if not channels_fit(problem, geo) or not (is_input or folds(geo)) or red < 16:
         return False
+    if not is_input and geo.stride[2] > 1 and red % step_channels(red):
+        return False  # a step would reach into the neighbour folded beside these channels
     return geo.groups == 1 or (red % step_channels(red) == 0 and min(geo.group_in, geo.group_out) >= 32)
 
 
@@ -159,11 +135,11 @@ def box_gather(problem: Problem, geo: Geometry, tile: BoxTile) -> Step:
     patch = is_patch(problem, geo)
     columns = col * geo.taps if patch else col
     tiles = math.prod(boxes) * -(-columns // tile.BN) * geo.groups * (geo.phases if is_input and not patch else 1)
-    weight_block = (tile.CB, 1, tile.BN) if is_input else (tile.BN, 1, tile.CB)
+    weight_block = (tile.CB, tile.BN) if is_input else (tile.BN, tile.CB)
 
     def leading(source: Any, weight: Any, result: Any) -> tuple[Any, ...]:
-        taps = patch_descriptor(weight, weight_block) if patch else weight_descriptor(weight, weight_block)
-        return (descriptor(source, (*tile.box, tile.CB), 1 if is_input else geo.stride[2]), taps, source, weight, result)
+        return (descriptor(source, (*tile.box, tile.CB), 1 if is_input else geo.stride[2]),
+                weight_descriptor(weight, weight_block), source, weight, result)
 
     def launch(source: Any, weight: Any, result: Any) -> Launch:
         from_extents, to_extents = (geo.y, geo.x) if is_input else (geo.x, geo.y)
@@ -177,42 +153,3 @@ def box_gather(problem: Problem, geo: Geometry, tile: BoxTile) -> Step:
         return Launch((tiles,), scalars, constants, tile.warps, tile.stages, leading)
 
     return Step(box_gather_kernel, launch)
-
-
-def weight_fits(problem: Problem, geo: Geometry) -> bool:
-    return channels_fit(problem, geo) and min(geo.group_in, geo.group_out) >= 32 and folds(geo)
-
-
-def choose_box_weight(geo: Geometry, max_workspace: int | None) -> BoxTile:
-    def width(channels: int) -> int:
-        return min((128, 64, 32), key=lambda size: -(-channels // size) * size / {128: 1.0, 64: 0.75, 32: 0.4}[size])
-
-    bk, cb = max(64, width(geo.group_out)), width(geo.group_in)  # 64: rows of one tensor-core instruction
-    tiles = -(-geo.group_out // bk) * -(-geo.group_in // cb) * geo.taps * geo.groups
-    pixels = 128  # measured: better than 64 at every width
-    splits = choose_splits(geo, tiles, pixels, max_workspace, waves=3)
-    warps = 8 if bk * cb >= 128 * 128 else 4
-    return BoxTile(best_box((geo.batch, *geo.y), pixels, geo.stride), bk, cb, warps, stages_for((bk + cb) * pixels * 2),
-                   splits)
-
-
-def box_weight(problem: Problem, geo: Geometry, tile: BoxTile) -> Step:
-    boxes = tuple(-(-extent // size) for extent, size in zip((geo.batch, *geo.y), tile.box))
-    total = math.prod(boxes)
-    run = -(-total // tile.splits)
-    pn, b0, b1, b2 = tile.box
-
-    def leading(dy: Any, x: Any, result: Any) -> tuple[Any, ...]:
-        return (descriptor(dy, (*tile.box, tile.BN)), descriptor(x, (*tile.box, tile.CB), geo.stride[2]), dy, x, result)
-
-    def launch(dy: Any, x: Any, result: Any) -> Launch:
-        r_split, (ro, ri, *r) = (result.stride(0), result.stride()[1:]) if tile.splits > 1 else (0, strides_of(result))
-        programs = -(-geo.group_in // tile.CB) * -(-geo.group_out // tile.BN) * geo.taps * tile.splits * geo.groups
-        constants = {**geo.constants(), "KG": geo.group_out, "CG": geo.group_in, "CHANNELS": geo.group_in * geo.groups,
-                     "SPLITS": tile.splits, "WIDE": needs_wide(dy, x, result), "PN": pn, "B0": b0, "B1": b1, "B2": b2,
-                     "BK": tile.BN, "CB": tile.CB}
-        scalars = (geo.batch, *geo.y, *geo.x, *boxes[1:], total, run, *strides_of(dy), *strides_of(x), r_split, ro, ri,
-                   *r)
-        return Launch((programs,), scalars, constants, tile.warps, tile.stages, leading)
-
-    return Step(box_weight_kernel, launch)

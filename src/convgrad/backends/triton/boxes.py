@@ -1,6 +1,6 @@
 """Dense kernels on tensor-memory-access boxes: a tile of rows is a box of positions, and padding is the copy's zero fill.
 
-The same sums as gather.py and weight.py for 16-bit operands whose channels are neighbours in memory and aligned to 16
+The same sums as gather.py for 16-bit operands whose channels are neighbours in memory and aligned to 16
 bytes; addresses and bounds are the copy engine's work, which leaves the tensor cores fed. A box has PN x B0 x B1 x B2
 positions.
 """
@@ -25,7 +25,8 @@ def box_gather_kernel(
         P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
         G0: tl.constexpr, G1: tl.constexpr, G2: tl.constexpr,
         V0: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr,
-        RED: tl.constexpr, COL: tl.constexpr, CHANNELS: tl.constexpr, INPUT: tl.constexpr, PATCH: tl.constexpr, WIDE: tl.constexpr,
+        RED: tl.constexpr, COL: tl.constexpr, CHANNELS: tl.constexpr, INPUT: tl.constexpr, PATCH: tl.constexpr,
+        WIDE: tl.constexpr,
         PN: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr, BN: tl.constexpr, CB: tl.constexpr):
     """The output, or the input gradient by phases.
 
@@ -39,8 +40,6 @@ def box_gather_kernel(
     COLUMN_TILES: tl.constexpr = (COLUMNS + BN - 1) // BN
     SUM_TILES: tl.constexpr = (RED + CB - 1) // CB
     PHASES: tl.constexpr = T0 * T1 * T2 if INPUT and not PATCH else 1
-    # NOTE: one tile per program. A loop over tiles gave wrong tiles with Triton 3.6: the next tile's copies overtook the
-    # epilogue's use of the same shared memory.
     tile = tl.program_id(0)
     # which tile: column tiles next to each other, so that they find the same source in the cache
     column_tile = tile % COLUMN_TILES
@@ -79,7 +78,10 @@ def box_gather_kernel(
         MOVE1: tl.constexpr = D1
         MOVE2: tl.constexpr = D2
     slots = slots0 * slots1 * slots2
-    acc = tl.zeros([BM, BN], dtype=tl.float32)
+    # NOTE: channels are the rows of the product and positions its columns. The other way round, Triton 3.6 takes the
+    # reshaped box through registers and overwrites them while earlier products still read them: wrong sums, the more the
+    # wider the tile (seen on an H200). A second operand always stays in shared memory.
+    acc = tl.zeros([BN, BM], dtype=tl.float32)
     for step in range(0, slots * SUM_TILES):
         c = (step % SUM_TILES) * CB
         slot = step // SUM_TILES
@@ -97,11 +99,11 @@ def box_gather_kernel(
         a = tl.reshape(a, [BM, CB])
         if INPUT:
             tap = ((first0 + m0 * (T0 // G0)) * K1 + first1 + m1 * (T1 // G1)) * K2 + first2 + m2 * (T2 // G2)
-            b = weight_box.load([group * RED + c, tap, column_tile * BN])
-            acc = tl.dot(a, tl.reshape(b, [CB, BN]), acc)
+            b = weight_box.load([group * RED + c, tap * COL + column_tile * BN])
+            acc = tl.dot(tl.trans(b), tl.trans(a), acc)
         else:
-            b = weight_box.load([group * COL + column_tile * BN, slot, c])
-            acc = tl.dot(a, tl.trans(tl.reshape(b, [BN, CB])), acc)
+            b = weight_box.load([group * COL + column_tile * BN, slot * RED + c])
+            acc = tl.dot(b, tl.trans(a), acc)
 
     column = column_tile * BN + tl.arange(0, BN)
     column_there = column < COLUMNS
@@ -118,8 +120,8 @@ def box_gather_kernel(
         n, j0, j1, j2 = in_box(start_n, start_0, start_1, start_2, tl.arange(0, BM), B0, B1, B2)
         where, there = result_rows(n, j0, j1, j2, ph0, ph1, ph2, N, R0, R1, R2, r_n, r_0, r_1, r_2, T0, T1, T2, INPUT,
                                    PATCH, WIDE)
-        tl.store(result + where + result_column[None, :], acc.to(result.dtype.element_ty),
-                 mask=there & column_there[None, :])
+        tl.store(result + tl.trans(where) + result_column[:, None], acc.to(result.dtype.element_ty),
+                 mask=tl.trans(there) & column_there[:, None])
     else:  # a zero of the padding may have met Inf: see gather.py
         for chunk in range(0, BM // FEW):
             few_n, few_0, few_1, few_2 = in_box(start_n, start_0, start_1, start_2, chunk * FEW + tl.arange(0, FEW),
@@ -134,85 +136,3 @@ def box_gather_kernel(
                        w_o if INPUT else w_i, w_0, w_1, w_2, r_n, r_0, r_1, r_2, K0, K1, K2, T0, T1, T2, D0, D1,
                        D2, P0, P1, P2, G0, G1, G2, 0, 0, 0, MOVE0, MOVE1, MOVE2, RED, INPUT, PATCH, WIDE, "",
                        tl.float32, FEW, BN)
-
-
-@triton.jit
-def box_weight_kernel(
-        dy_box, x_box, dy, x, result,
-        N, Q0, Q1, Q2, X0, X1, X2, boxes_0, boxes_1, boxes_2, boxes, run,
-        y_n, y_c, y_0, y_1, y_2, x_n, x_c, x_0, x_1, x_2, r_split, r_o, r_i, r_0, r_1, r_2,
-        K0: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr,
-        T0: tl.constexpr, T1: tl.constexpr, T2: tl.constexpr,
-        D0: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr,
-        P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
-        KG: tl.constexpr, CG: tl.constexpr, CHANNELS: tl.constexpr, SPLITS: tl.constexpr, WIDE: tl.constexpr,
-        PN: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr, BK: tl.constexpr, CB: tl.constexpr):
-    """The weight gradient: each program one tap, one tile of channels, one run of boxes of pixels.
-
-    At a stride, boxes and x_box are as for the output (see box_gather_kernel).
-    """
-    BP: tl.constexpr = PN * B0 * B1 * B2
-    CHANNEL_TILES: tl.constexpr = (CG + CB - 1) // CB
-    ROW_TILES: tl.constexpr = (KG + BK - 1) // BK
-    TAPS: tl.constexpr = K0 * K1 * K2
-    pid = tl.program_id(0)
-    channel_tile = pid % CHANNEL_TILES
-    pid = pid // CHANNEL_TILES
-    row_tile = pid % ROW_TILES
-    pid = pid // ROW_TILES
-    tap = pid % TAPS
-    pid = pid // TAPS
-    split = pid % SPLITS
-    group = pid // SPLITS
-    tap0 = tap // (K2 * K1)
-    tap1 = (tap // K2) % K1
-    tap2 = tap % K2
-    reach = tap2 * D2 - P2
-    fold = ((reach % T2) + T2) % T2
-    shift2 = (reach - fold) // T2
-    x_channel = fold * CHANNELS + group * CG + channel_tile * CB
-    begin = split * run
-    end = tl.minimum(begin + run, boxes)
-    acc = tl.zeros([BK, CB], dtype=tl.float32)
-    for box in range(begin, end):
-        q2 = (box % boxes_2) * B2
-        rest = box // boxes_2
-        q1 = (rest % boxes_1) * B1
-        rest = rest // boxes_1
-        q0 = (rest % boxes_0) * B0
-        n = (rest // boxes_0) * PN
-        a = tl.reshape(dy_box.load([n, q0, q1, q2, group * KG + row_tile * BK]), [BP, BK])
-        b = tl.reshape(x_box.load([n, q0 * T0 + tap0 * D0 - P0, q1 * T1 + tap1 * D1 - P1, q2 + shift2, x_channel]),
-                       [BP, CB])
-        acc = tl.dot(tl.trans(a), b, acc)
-
-    k = row_tile * BK + tl.arange(0, BK)
-    c = channel_tile * CB + tl.arange(0, CB)
-    if has_nan(acc):  # a zero of the padding may have met Inf: sum again with both operands masked
-        acc = acc * 0
-        acc = tl.where(acc == acc, acc, 0)
-        for box in tl.range(begin, end, num_stages=1):
-            q2 = (box % boxes_2) * B2
-            rest = box // boxes_2
-            q1 = (rest % boxes_1) * B1
-            rest = rest // boxes_1
-            q0 = (rest % boxes_0) * B0
-            n = (rest // boxes_0) * PN
-            at_n, at_0, at_1, at_2 = in_box(n, q0, q1, q2, tl.arange(0, BP), B0, B1, B2)
-            i0 = at_0 * T0 + tap0 * D0 - P0
-            i1 = at_1 * T1 + tap1 * D1 - P1
-            i2 = at_2 * T2 + tap2 * D2 - P2
-            there = ((at_n < N) & (at_0 < Q0) & (at_1 < Q1) & (at_2 < Q2) & (i0 >= 0) & (i0 < X0) & (i1 >= 0)
-                     & (i1 < X1) & (i2 >= 0) & (i2 < X2))
-            dy_row = (wide(at_n, WIDE) * y_n + wide(at_0, WIDE) * y_0 + wide(at_1, WIDE) * y_1
-                      + wide(at_2, WIDE) * y_2)
-            x_row = wide(at_n, WIDE) * x_n + wide(i0, WIDE) * x_0 + wide(i1, WIDE) * x_1 + wide(i2, WIDE) * x_2
-            a = tl.load(dy + dy_row[:, None] + (group * KG + k)[None, :] * y_c, mask=there[:, None] & (k < KG)[None, :],
-                        other=0.0)
-            b = tl.load(x + x_row[:, None] + (group * CG + c)[None, :] * x_c, mask=there[:, None] & (c < CG)[None, :],
-                        other=0.0)
-            acc += tl.dot(tl.trans(a), b)
-    row_at = wide(group * KG + k, WIDE) * r_o + wide(split, WIDE) * r_split
-    column_at = tap0 * r_0 + tap1 * r_1 + tap2 * r_2 + wide(c, WIDE) * r_i
-    tl.store(result + row_at[:, None] + column_at[None, :], acc.to(result.dtype.element_ty),
-             mask=(k < KG)[:, None] & (c < CG)[None, :])

@@ -54,10 +54,10 @@ def gather(problem: Problem, geo: Geometry) -> Iterator[Choice]:
         columns = col * geo.taps if patch else col
         extents = (geo.batch, *(geo.phase_positions if is_input else geo.y))
         fixed = (1, 1, 1) if is_input else geo.stride
-        for rows, width, warps, per_sm in ((128, 128, 4, 2), (128, 256, 8, 1), (256, 128, 8, 1), (128, 64, 4, 3),
-                                           (128, 128, 8, 2), (256, 64, 8, 2), (64, 128, 4, 3), (64, 64, 4, 4),
-                                           (256, 32, 4, 2), (128, 32, 4, 4)):
-            if width <= max(32, power_of_two(columns)) and width * 4 >= min(columns, 256):
+        for rows, width, warps, per_sm in ((256, 128, 8, 1), (128, 256, 8, 1), (128, 128, 4, 2), (128, 128, 8, 2),
+                                           (256, 64, 4, 2), (128, 64, 4, 3), (64, 128, 4, 3), (64, 64, 4, 4),
+                                           (64, 256, 8, 2)):
+            if width <= max(64, power_of_two(columns)) and width * 4 >= min(columns, 256):
                 stages = stages_for((rows + width) * model.CB * 2 * per_sm, 4)
                 yield choice_of("box", box_plans.BoxTile(best_box(extents, rows, fixed), width, model.CB, warps, stages))
     if problem.dtype == "float32" or not box_plans.gather_fits(problem, geo) or red < 64:
@@ -72,30 +72,17 @@ def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     plain = choose_weight(geo, size, None, problem.layout.endswith(LINE_ENDS))
     for tile in line_plans.worth_measuring(problem, geo):
         yield choice_of("lines", tile)
-    if box_plans.weight_fits(problem, geo):
-        if plain.TS == 1:
-            yield choice_of("box", box_plans.choose_box_weight(geo, None))
-        for bk, cb, pixels, warps in ((128, 128, 128, 8), (128, 128, 64, 4), (128, 256, 64, 8), (256, 128, 64, 8),
-                                      (64, 64, 128, 4), (64, 128, 128, 4), (128, 64, 128, 4), (256, 64, 64, 8),
-                                      (64, 32, 128, 4)):
-            if bk <= max(64, power_of_two(geo.group_out)) and cb <= max(32, power_of_two(geo.group_in)) and \
-                    4 * bk >= min(geo.group_out, 256) and 4 * cb >= min(geo.group_in, 256):
-                tiles = -(-geo.group_out // bk) * -(-geo.group_in // cb) * geo.taps * geo.groups
-                splits = choose_splits(geo, tiles, pixels, None, 3)
-                yield choice_of("box", box_plans.BoxTile(best_box((geo.batch, *geo.y), pixels, geo.stride), bk, cb, warps,
-                                                         stages_for((bk + cb) * pixels * 2, 4), splits))
-    if plain.TS > 1 or plain.FLAT or plain.SEG or not box_plans.weight_fits(problem, geo):
-        yield choice_of("weight", plain)
-        for times, pixels, stages, warps in ((1, 64, 2, 8), (1, 64, 1, 4), (2, 32, 2, 8), (2, 64, 2, 8), (1, 64, 3, 4),
-                                             (2, 32, 1, 4), (4, 32, 2, 8), (1, 32, 2, 8)):
-            columns = plain.TS * times
-            width = columns * plain.CB
-            if width * pixels <= 16384 and width <= 2 * power_of_two(geo.taps * geo.group_in * plain.GP):
-                tiles = -(-geo.taps * geo.group_in * plain.GP // width) * -(-geo.group_out * plain.GP // plain.BK)
-                splits = choose_splits(geo, tiles * (geo.groups // plain.GP), pixels, None, 4)
-                yield choice_of("weight", replace(
-                    plain, TS=columns, box=best_box((geo.batch, *geo.y), pixels), warps=warps, stages=stages,
-                    SWAP=plain.BK < 64 and width >= 64, SPLITS=splits))
+    yield choice_of("weight", plain)
+    for times, pixels, stages, warps in ((1, 64, 2, 8), (1, 64, 1, 4), (2, 32, 2, 8), (2, 64, 2, 8), (1, 64, 3, 4),
+                                         (2, 32, 1, 4), (4, 32, 2, 8), (1, 32, 2, 8)):
+        columns = plain.TS * times
+        width = columns * plain.CB
+        if width * pixels <= 16384 and width <= 2 * power_of_two(geo.taps * geo.group_in * plain.GP):
+            tiles = -(-geo.taps * geo.group_in * plain.GP // width) * -(-geo.group_out * plain.GP // plain.BK)
+            splits = choose_splits(geo, tiles * (geo.groups // plain.GP), pixels, None, 4)
+            yield choice_of("weight", replace(
+                plain, TS=columns, box=best_box((geo.batch, *geo.y), pixels), warps=warps, stages=stages,
+                SWAP=plain.BK < 64 and width >= 64, SPLITS=splits))
 
 
 def depthwise(problem: Problem, geo: Geometry) -> Iterator[Choice]:

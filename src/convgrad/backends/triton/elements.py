@@ -74,6 +74,17 @@ def wide(value, WIDE: tl.constexpr):
 
 
 @triton.jit
+def settled(acc):
+    """The sums, after all products added to them are finished.
+
+    NOTE: Triton 3.6 loads the next first operand into registers that products in flight still read, where that operand
+    was computed (decoded, rounded, reshaped, not copied to shared memory): wrong sums, seen on an H200. A use of the sums
+    in every step makes it wait.
+    """
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [acc], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
 def has_nan(value):
     """Return 1 where any element of a tile is NaN: the sign that a product with a filled-in zero may have met Inf."""
     return tl.max(tl.max((value != value).to(tl.int32), 1), 0)

@@ -12,7 +12,7 @@ from ...problem import DTYPES, Plan, Problem, Unsupported
 from . import box_plans, depthwise_plans, line_plans
 from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
-from .launch import Launch, Step, aligned_strides, power_of_two
+from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import STORED_8BIT, arithmetic, on_tensors, operand_bytes, scratch, table_for
 from .tiles import (
     MULTIPROCESSORS,
@@ -36,8 +36,8 @@ def make_plan(problem: Problem, max_workspace: int | None, choice: Choice | None
     source = "given"
     if choice is None:
         choice, source = tuned(problem)
-    if any(problem.conv.shape_of(result).count(0) for result in problem.results) or math.prod(problem.conv.output_shape) == 0 \
-            or problem.conv.group_in == 0:
+    if any(problem.conv.shape_of(result).count(0) for result in problem.results) or 0 in problem.conv.output_shape \
+            or (problem.conv.group_in == 0 and wrt != "bias"):
         return Plan(problem, "triton", "fill_zero", on_tensors(problem, fill_zero), 0)
     if geo.groups > 1 and geo.group_in == geo.group_out == 1 and wrt != "bias":
         return noted(depthwise_plan(problem, geo, max_workspace, choice), source)
@@ -98,13 +98,19 @@ def gather_plan(problem: Problem, geo: Geometry, choice: Choice | None) -> Plan:
         name = f"box_{name.split('_')[1]}_{math.prod(box_tile.box)}x{box_tile.BN}x{box_tile.CB}"
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        if (boxes is not None and box_plans.tensors_fit(operands[0]) and box_plans.weight_fits_box(operands[1], patch)
+        if (boxes is not None and box_plans.tensors_fit(operands[0]) and box_plans.weight_rows_fit(operands[1])
                 and (is_input or box_plans.folds(geo, operands[0]))):
             boxes(*operands, results[0])
         else:
             step(*operands, results[0], table_for(problem, results[0]))
 
     return Plan(problem, "triton", name, on_tensors(problem, run), 0, (note,))
+
+
+def must_settle(numbers: dict[str, Any], computed: bool, stages: int) -> bool:
+    """Whether the first operand of products is computed in registers (see elements.settled)."""
+    return (not INTERPRETED and numbers["ACC"] == tl.float32
+            and (computed or stages == 1 or numbers["ROUND"] != "" or numbers["PRECISION"] != "ieee"))
 
 
 def gather_launch(geo: Geometry, tile: GatherTile, is_input: bool, numbers: dict[str, Any], source: Any, weight: Any,
@@ -127,7 +133,8 @@ def gather_launch(geo: Geometry, tile: GatherTile, is_input: bool, numbers: dict
     constants = {
         "SALIGN": salign, "WALIGN": walign, "RALIGN": ralign, **geo.constants(), **geo.phase_constants(),
         "U0": slots[0], "U1": slots[1], "U2": slots[2], "RED": red, "COL": col, "INPUT": is_input,
-        "WIDE": needs_wide(source, weight, result), **numbers, **tile.constants()}
+        "WIDE": needs_wide(source, weight, result), **numbers, **tile.constants(),
+        "SETTLE": must_settle(numbers, tile.TS > 1 or tile.FLAT, tile.stages)}
     scalars = (geo.batch, *from_extents, *to_extents, *positions, row_tiles, sn, sc, *s, wo, wi, *w, rn, rc, *r)
     return Launch((programs,), scalars, constants, tile.warps, tile.stages)
 
@@ -141,20 +148,12 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
     plain = replace(choose_weight(geo, operand_bytes(problem), max_workspace, False), SPLITS=tile.SPLITS)
     step = Step(weight_kernel, lambda dy, x, result, table: weight_launch(
         geo, tile if not tile.SEG or in_lines(x) else plain, numbers, dy, x, result))
-    boxes, splits, note = None, tile.SPLITS, f"tile: {tile}"
+    splits, note = tile.SPLITS, f"tile: {tile}"
     name = f"weight_{DTYPES[problem.dtype][0]}_{tile.BK}x{tile.TS * tile.CB}x{tile.BP}_split{tile.SPLITS}"
-    if choice["kernel"] == "box" if choice is not None else tile.TS == 1 and box_plans.weight_fits(problem, geo):
-        box_tile = box_plans.choose_box_weight(geo, max_workspace) if choice is None else \
-            box_plans.BoxTile(**fields_of(choice))
-        box_tile = replace(box_tile, splits=min(box_tile.splits, most_splits(geo, max_workspace)))
-        tile = plain = replace(tile, SPLITS=box_tile.splits)
-        boxes, splits = box_plans.box_weight(problem, geo, box_tile), box_tile.splits
-        note = f"tile: {box_tile}; where tensors are not aligned to 16 bytes: {tile}"
-        name = f"box_{name.split('_')[1]}_{box_tile.BN}x{box_tile.CB}x{math.prod(box_tile.box)}_split{splits}"
     lines = line_plans.for_problem(problem, geo, max_workspace, choice)
     if lines is not None:
-        tile = plain = replace(tile, SPLITS=lines.tile.splits)
-        boxes, splits = None, lines.tile.splits
+        splits = lines.tile.splits
+        tile = plain = replace(plain, SPLITS=splits)
         note = f"tile: {lines.tile}; where tensors are not aligned to 16 bytes: {tile}"
         name = f"lines_{name.split('_')[1]}_{lines.tile.BK}x{lines.tile.NT}x{lines.tile.CB}_split{splits}"
     add = Step(reduce_kernel, lambda partial, result: reduce_launch(geo, splits, result))
@@ -172,8 +171,6 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
             target = partial.permute(0, 1, 5, 2, 3, 4)
         if lines is not None and by_lines:
             lines.write(operands[0], operands[1], target)
-        elif boxes is not None and box_plans.tensors_fit(*operands) and box_plans.folds(geo, operands[1]):
-            boxes(*operands, target)
         else:
             step(*operands, target, table_for(problem, dw))
         if partial is not dw:
@@ -221,7 +218,8 @@ def weight_launch(geo: Geometry, tile: WeightTile, numbers: dict[str, Any], dy: 
         columns = -(-geo.taps // tile.TS) * -(-channels // tile.CB)
     programs = columns * -(-geo.group_out * tile.GP // tile.BK) * tile.SPLITS * (geo.groups // tile.GP)
     constants = {"YALIGN": yalign, "XALIGN": xalign, **geo.constants(), "KG": geo.group_out, "CG": geo.group_in,
-                 "EDGE": reaches_outside(geo), "WIDE": needs_wide(dy, x, result), **numbers, **tile.constants()}
+                 "EDGE": reaches_outside(geo), "WIDE": needs_wide(dy, x, result), **numbers, **tile.constants(),
+                 "SETTLE": must_settle(numbers, tile.SWAP and (tile.TS > 1 or tile.FLAT or tile.SEG), tile.stages)}
     scalars = (geo.batch, *geo.y, *geo.x, *boxes[1:], math.prod(boxes), run, yn, yc, *y, xn, xc, *xs, r_split, ro, ri, *r)
     return Launch((programs,), scalars, constants, tile.warps, tile.stages)
 

@@ -168,7 +168,7 @@ def choose_weight(geo: Geometry, itemsize: int, max_workspace: int | None, lines
     gp = groups_per_tile(geo)
     rows, channels = geo.group_out * gp, geo.group_in * gp
     segmented = lines and channels < 32 and geo.kernel[2] > 1 and geo.dilation[2] == 1 and geo.groups == 1
-    cb = min(power_of_two(channels), 128)
+    cb = min(power_of_two(channels), 128 if itemsize <= 2 else 64)  # wider, split float32 products spill registers
     if channels > cb // 2 and channels % cb:
         cb = min((64, 32, 16), key=lambda width: (-(-channels // width) * width, -width)) if channels > 16 else cb
     ts = 1 if cb >= 64 else min(128 // cb, power_of_two(geo.taps))

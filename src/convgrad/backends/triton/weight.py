@@ -8,7 +8,7 @@ than one run the float32 partial sums go to the workspace and `reduce_kernel` ad
 import triton
 import triton.language as tl
 
-from .elements import as_operand, has_nan, in_box, only, position, wide
+from .elements import as_operand, has_nan, in_box, only, position, settled, wide
 from .gather import inside
 
 
@@ -24,7 +24,7 @@ def weight_kernel(
         P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
         KG: tl.constexpr, CG: tl.constexpr, GP: tl.constexpr,  # output and input channels of a group; groups in a tile
         SPLITS: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
-        SWAP: tl.constexpr, FLAT: tl.constexpr, SEG: tl.constexpr, EDGE: tl.constexpr, TS: tl.constexpr,
+        SETTLE: tl.constexpr, SWAP: tl.constexpr, FLAT: tl.constexpr, SEG: tl.constexpr, EDGE: tl.constexpr, TS: tl.constexpr,
         CB: tl.constexpr, BK: tl.constexpr, PN: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr):
     y_n, y_c, y_0, y_1, y_2 = yn * YALIGN, yc, y0 * YALIGN, y1 * YALIGN, y2 * YALIGN
     x_n, x_c, x_0, x_1, x_2 = xn * XALIGN, xc, x0 * XALIGN, x1 * XALIGN, x2 if SEG else x2 * XALIGN
@@ -134,6 +134,8 @@ def weight_kernel(
             acc = tl.dot(tl.trans(b), a, acc, input_precision=PRECISION, out_dtype=ACC)
         else:
             acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION, out_dtype=ACC)
+        if SETTLE:
+            acc = settled(acc)
 
     # A zero that stands for padding times an infinite dy gives NaN: then sum again tap by tap with dy masked as well.
     # With one tap in the tile both operands are masked already; split precision leaves NaN where Inf meets a zero rest.

@@ -3,7 +3,7 @@
 A program sums BK output channels x CB input channels x NT neighbouring taps of one axis over a run of *lines*. A line
 is a box of pixels. Lines that follow each other on the axis of the taps make a chain: the taps t of its dy line q read
 the x lines q*stride + t, so an x line is copied once and multiplied by several dy lines. A chain of length 1 shares
-only the dy line. The copies' zero fill is the padding. `boxes.py` has the same sums in plain Triton.
+only the dy line. The copies' zero fill is the padding. `weight.py` has the same sums in plain Triton.
 
 On an axis with a stride the copies either see one phase of x (every stride-th element, one descriptor per phase), or,
 for boxes one pixel wide on that axis, x itself.
