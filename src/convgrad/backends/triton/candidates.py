@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ...problem import Problem
-from . import box_plans, depthwise_plans
+from . import box_plans, depthwise_plans, line_plans
 from .geometry import Geometry, geometry
 from .launch import power_of_two
 from .numbers_on_device import operand_bytes
@@ -71,6 +71,8 @@ def gather(problem: Problem, geo: Geometry) -> Iterator[Choice]:
 def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     size = operand_bytes(problem)
     plain = choose_weight(geo, size, None, problem.layout.endswith(LINE_ENDS))
+    for tile in line_plans.worth_measuring(problem, geo):
+        yield choice_of("lines", tile)
     yield choice_of("weight", plain)
     for times, pixels, stages, warps in ((1, 64, 2, 8), (1, 64, 1, 4), (2, 32, 2, 8), (2, 64, 2, 8), (1, 64, 3, 4),
                                          (2, 32, 1, 4), (4, 32, 2, 8), (1, 32, 2, 8)):

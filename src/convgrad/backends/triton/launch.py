@@ -24,6 +24,14 @@ class Launch:
     warps: int = 4
     stages: int = 3
     leading: Callable[..., tuple[Any, ...]] | None = None  # makes the first kernel arguments from the tensors
+    again: Callable[..., tuple[Any, ...]] | None = None  # the same for later launches, where that can be had faster
+    registers: int | None = None  # most registers of a thread, where the compiler should not choose
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the compiler is asked for."""
+        asked = {"num_warps": self.warps, "num_stages": self.stages}
+        return asked if self.registers is None else {**asked, "maxnreg": self.registers}
 
 
 @dataclass
@@ -45,14 +53,14 @@ class Step:
         launch = self.describe(*tensors)
         if 0 in launch.grid:
             return
-        options = {} if INTERPRETED else {"num_warps": launch.warps, "num_stages": launch.stages}
+        options = {} if INTERPRETED else launch.options
         first = launch.leading(*tensors) if launch.leading else tensors
         compiled = self.kernel[launch.grid](*first, *launch.scalars, **launch.constants, **options)
         if not INTERPRETED:
             grid = (*launch.grid, 1, 1)[:3]
             names = self.kernel.arg_names[len(first) + len(launch.scalars):]
-            arguments = (*launch.scalars, *(launch.constants[name] for name in names))
-            self.ready[key] = (compiled[grid], launch.leading, arguments)
+            fixed = (*launch.scalars, *(launch.constants[name] for name in names))
+            self.ready[key] = (compiled[grid], launch.again or launch.leading, fixed)
 
 
 def aligned_strides(strides: Sequence[int], limit: int = 16) -> tuple[int, tuple[int, ...]]:

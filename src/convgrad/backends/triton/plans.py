@@ -9,7 +9,7 @@ from typing import Any
 import triton.language as tl
 
 from ...problem import DTYPES, Plan, Problem, Unsupported
-from . import box_plans, depthwise_plans
+from . import box_plans, depthwise_plans, line_plans
 from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
 from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
@@ -153,16 +153,30 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
         geo, tile if not tile.SEG or in_lines(x) else plain, numbers, dy, x, result))
     splits, note = tile.SPLITS, f"tile: {tile}"
     name = f"weight_{DTYPES[problem.dtype][0]}_{tile.BK}x{tile.TS * tile.CB}x{tile.BP}_split{tile.SPLITS}"
+    lines = line_plans.for_problem(problem, geo, max_workspace, choice)
+    if lines is not None:
+        splits = lines.tile.splits
+        tile = plain = replace(plain, SPLITS=splits)
+        note = f"tile: {lines.tile}; where tensors are not aligned to 16 bytes: {tile}"
+        name = f"lines_{name.split('_')[1]}_{lines.tile.BK}x{lines.tile.NT}x{lines.tile.CB}_split{splits}"
     add = Step(reduce_kernel, lambda partial, result: reduce_launch(geo, splits, result))
     shape = (splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
-    partial_bytes = (8 if problem.dtype == "float64" else 4) * math.prod(shape) if splits > 1 else 0
+    parted = splits > 1 or (lines is not None and lines.fold > 0)
+    partial_bytes = (8 if problem.dtype == "float64" else 4) * math.prod(shape) if parted else 0
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
         dw = results[0]
-        partial = scratch(problem, workspace, shape, dw) if splits > 1 else dw
-        target = partial.permute(0, 1, 5, 2, 3, 4) if splits > 1 else dw
-        step(*operands, target, table_for(problem, dw))
-        if splits > 1:
+        by_lines = lines is not None and lines.take(*operands)
+        if not (parted if by_lines else splits > 1):
+            partial = target = dw
+        else:
+            partial = scratch(problem, workspace, shape, dw)
+            target = partial.permute(0, 1, 5, 2, 3, 4)
+        if lines is not None and by_lines:
+            lines.write(operands[0], operands[1], target)
+        else:
+            step(*operands, target, table_for(problem, dw))
+        if partial is not dw:
             add(partial, dw)
 
     return Plan(problem, "triton", name, on_tensors(problem, run), partial_bytes, (note,))
