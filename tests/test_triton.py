@@ -1,6 +1,6 @@
 """The GPU backend: every tile it may choose gives right results, tuning files are used, memory stays within its limit.
 
-Without a GPU the kernels run in Triton's interpreter on small problems; with one, the same tests run on it and a few more.
+Without a GPU the kernels run in Triton's interpreter on small problems; with one, the same tests run on it, and more.
 """
 
 from __future__ import annotations
