@@ -66,6 +66,8 @@ def tile_for(geo: Geometry, positions: int, step: int, contiguous: bool, most: i
     """A tile in which every thread has `elements` channels of one row (fewer where channels are not neighbours)."""
     channels = geo.groups
     bc = channel_width(channels, contiguous)
+    while elements > 2 and channels % elements:  # a vector of channels must start aligned
+        elements //= 2
     uw = neighbours(positions, step, geo.dilation[2] // geo.common[2], geo.kernel[2], most)
     return DepthwiseTile(uw, max(1, THREADS * (elements if contiguous else 2) // bc), bc)
 
@@ -238,8 +240,8 @@ class Finish:
 
 
 def fused_fits(geo: Geometry) -> bool:
-    """Whether the sums of all taps fit beside the input gradient of a tile."""
-    return geo.taps <= FUSED_TAPS
+    """Whether the sums of all taps fit beside the input gradient of a tile (with a stride they do not, measured)."""
+    return geo.taps <= FUSED_TAPS and geo.phases == 1
 
 
 def bias_taps(geo: Geometry) -> tuple[int, ...] | None:

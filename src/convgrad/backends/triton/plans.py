@@ -67,8 +67,8 @@ def depthwise_plan(problem: Problem, geo: Geometry, max_workspace: int | None, c
     if choice is not None and choice["kernel"] == "separate":
         raise Unsupported("several results at once: tuning found one kernel each to be faster")
     if not depthwise_plans.fused_fits(geo):
-        raise Unsupported(f"several results at once with {geo.taps} taps: the sums of at most "
-                          f"{depthwise_plans.FUSED_TAPS} taps fit beside the input gradient")
+        raise Unsupported(f"several results at once with {geo.taps} taps and {geo.phases} phases: the sums of at most "
+                          f"{depthwise_plans.FUSED_TAPS} taps at stride 1 fit beside the input gradient")
     if "bias" in problem.results and (depthwise_plans.bias_taps(geo) is None or "weight" not in problem.results):
         raise Unsupported("input and bias gradient at once: no tap visits every output exactly once")
     return depthwise_plans.fused_plan(problem, geo, max_workspace, choice)
@@ -185,12 +185,6 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
 LINE_ENDS = ("LC", "WC")  # layouts whose last spatial axis and channels make one line
 
 
-def reaches_outside(geo: Geometry) -> bool:
-    """Whether some tap of the last axis lands outside the input."""
-    last = (geo.y[2] - 1) * geo.stride[2] + (geo.kernel[2] - 1) * geo.dilation[2] - geo.pad[2]
-    return geo.pad[2] > 0 or last >= geo.x[2]
-
-
 def in_lines(x: Any) -> bool:
     """Whether channels and the last spatial axis of x follow each other without a gap."""
     channels = x.shape[1]
@@ -212,6 +206,7 @@ def weight_launch(geo: Geometry, tile: WeightTile, numbers: dict[str, Any], dy: 
         r_split, (ro, ri, *r) = 0, strides_of(result)
     boxes = tuple(-(-extent // size) for extent, size in zip((geo.batch, *geo.y), tile.box))
     run = -(-math.prod(boxes) // tile.SPLITS)
+    stages = min(tile.stages, run)  # NOTE: pipelines longer than their loop gave wrong sums with Triton 3.6 on an H200
     channels = geo.group_in * tile.GP
     if tile.FLAT:
         columns = -(-geo.taps * channels // (tile.TS * tile.CB))
@@ -221,11 +216,11 @@ def weight_launch(geo: Geometry, tile: WeightTile, numbers: dict[str, Any], dy: 
         columns = -(-geo.taps // tile.TS) * -(-channels // tile.CB)
     programs = columns * -(-geo.group_out * tile.GP // tile.BK) * tile.SPLITS * (geo.groups // tile.GP)
     constants = {"YALIGN": yalign, "XALIGN": xalign, **geo.constants(), "KG": geo.group_out, "CG": geo.group_in,
-                 "EDGE": reaches_outside(geo), "WIDE": needs_wide(dy, x, result), **numbers, **tile.constants(),
-                 "SETTLE": must_settle(numbers, tile.SWAP and (tile.TS > 1 or tile.FLAT or tile.SEG), tile.stages)}
+                 "WIDE": needs_wide(dy, x, result), **numbers, **tile.constants(),
+                 "SETTLE": must_settle(numbers, tile.SWAP and (tile.TS > 1 or tile.FLAT or tile.SEG), stages)}
     scalars = (geo.batch, *geo.y, *geo.x, *boxes[1:], math.prod(boxes), run, yn, yc, *y, xn, xc, *xs, r_split, ro, ri,
                *r)
-    return Launch((programs,), scalars, constants, tile.warps, tile.stages)
+    return Launch((programs,), scalars, constants, tile.warps, stages)
 
 
 def reduce_launch(geo: Geometry, splits: int, result: Any) -> Launch:

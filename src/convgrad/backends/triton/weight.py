@@ -25,7 +25,7 @@ def weight_kernel(
         P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
         KG: tl.constexpr, CG: tl.constexpr, GP: tl.constexpr,  # output and input channels of a group; groups in a tile
         SPLITS: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
-        SETTLE: tl.constexpr, SWAP: tl.constexpr, FLAT: tl.constexpr, SEG: tl.constexpr, EDGE: tl.constexpr,
+        SETTLE: tl.constexpr, SWAP: tl.constexpr, FLAT: tl.constexpr, SEG: tl.constexpr,
         TS: tl.constexpr, CB: tl.constexpr, BK: tl.constexpr,
         PN: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr):
     y_n, y_c, y_0, y_1, y_2 = yn * YALIGN, yc, y0 * YALIGN, y1 * YALIGN, y2 * YALIGN
@@ -110,16 +110,9 @@ def weight_kernel(
             line = wide(n, WIDE)[:, None] * x_n + wide(i0s, WIDE) * x_0 + wide(i1s, WIDE) * x_1
             # a place in the line of X2*CG neighbours; a line that is not there starts far below zero
             place = (i2 - P2)[:, None] * CG + ((segment % SEGMENTS) * CB)[None, :]
-            if EDGE:
-                place = tl.where(valid, place, -(1 << 30))[:, :, None] + tl.arange(0, CB)[None, None, :]
-                b3 = tl.load(x_base + line[:, :, None] + place, mask=place.to(tl.uint32) < (X2 * CG).to(tl.uint32),
-                             other=0.0)
-            else:
-                mask = valid[:, :, None]
-                if (K2 * CG) % CB != 0:
-                    mask = mask & (inner < K2 * CG)[None, :, :]
-                b3 = tl.load(x_base + (line + place)[:, :, None] + tl.arange(0, CB)[None, None, :], mask=mask,
-                             other=0.0)
+            place = tl.where(valid, place, -(1 << 30))[:, :, None] + tl.arange(0, CB)[None, None, :]
+            b3 = tl.load(x_base + line[:, :, None] + place, mask=place.to(tl.uint32) < (X2 * CG).to(tl.uint32),
+                         other=0.0)
             b = only(tl.reshape(b3, [BP, TS * CB]), pair_there[None, :])
         else:
             valid = (there[:, None] & (tap < TAPS)[None, :] & inside(i0[:, None] + shift0[None, :], X0)
