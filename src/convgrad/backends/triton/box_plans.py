@@ -11,7 +11,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ...problem import Problem
 from .boxes import box_gather_kernel
 from .geometry import Geometry, needs_wide, strides_of
-from .launch import Launch, PlacedBox, Step, aligned_strides
+from .launch import Launch, Step, aligned_strides
 from .numbers_on_device import rounding
 from .tiles import MULTIPROCESSORS, Box, best_box, stages_for
 
@@ -141,12 +141,6 @@ def box_gather(problem: Problem, geo: Geometry, tile: BoxTile) -> Step:
                 weight_descriptor(weight, weight_block), source, weight, result)
 
     def launch(source: Any, weight: Any, result: Any) -> Launch:
-        source_box, weight_box, *_ = leading(source, weight, result)
-
-        def again(source: Any, weight: Any, result: Any) -> tuple[Any, ...]:
-            return (PlacedBox(source.data_ptr(), 0, source_box.shape, source_box.strides),
-                    PlacedBox(weight.data_ptr(), 0, weight_box.shape, weight_box.strides), source, weight, result)
-
         from_extents, to_extents = (geo.y, geo.x) if is_input else (geo.x, geo.y)
         rn, rc, *r = strides_of(result)
         ralign, (rn, *r) = aligned_strides((rn, *r))
@@ -156,6 +150,6 @@ def box_gather(problem: Problem, geo: Geometry, tile: BoxTile) -> Step:
                      "WIDE": needs_wide(source, weight, result), "PN": pn, "B0": b0, "B1": b1,
                      "B2": b2, "BN": tile.BN, "CB": tile.CB}
         scalars = (geo.batch, *from_extents, *to_extents, *boxes, *strides_of(source), *strides_of(weight), rn, rc, *r)
-        return Launch((tiles,), scalars, constants, tile.warps, tile.stages, leading, again)
+        return Launch((tiles,), scalars, constants, tile.warps, tile.stages, leading)
 
     return Step(box_gather_kernel, launch)

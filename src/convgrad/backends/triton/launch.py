@@ -63,22 +63,6 @@ class Step:
             self.ready[key] = (compiled[grid], launch.again or launch.leading, fixed)
 
 
-class PlacedBox:
-    """A descriptor for a later launch: the same box at another address, without the checks of the first."""
-
-    padding = "zero"
-
-    def __init__(self, start: int, offset: int, shape: Any, strides: Any) -> None:
-        self.address, self.shape, self.strides = start + offset, shape, strides
-
-    @property
-    def base(self) -> PlacedBox:
-        return self
-
-    def data_ptr(self) -> int:
-        return self.address
-
-
 def aligned_strides(strides: Sequence[int], limit: int = 16) -> tuple[int, tuple[int, ...]]:
     """The largest power of two up to `limit` that divides all strides, and the strides divided by it.
 

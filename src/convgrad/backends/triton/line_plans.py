@@ -14,7 +14,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from ...problem import Problem
 from .box_plans import channels_fit, descriptor, tensors_fit
 from .geometry import Geometry, strides_of
-from .launch import INTERPRETED, Launch, PlacedBox, Step
+from .launch import INTERPRETED, Launch, Step
 from .tiles import MULTIPROCESSORS, SHARED_BYTES, Box, best_box, most_splits
 from .tuning import Choice, fields_of
 from .weight_lines import line_weight_kernel
@@ -293,6 +293,22 @@ def box_descriptor(tensor: Any, box: Box, channels: int) -> TensorDescriptor:
     plain = descriptor(tensor, (*box, channels))
     return TensorDescriptor(plain.base, plain.shape, plain.strides, plain.block_shape,
                             gl.NVMMASharedLayout(min(128, 2 * channels), 16, rank=5))
+
+
+class PlacedBox:
+    """A descriptor for a later launch: the same box at another address, without the checks of the first."""
+
+    padding = "zero"
+
+    def __init__(self, start: int, offset: int, shape: Any, strides: Any) -> None:
+        self.address, self.shape, self.strides = start + offset, shape, strides
+
+    @property
+    def base(self) -> PlacedBox:
+        return self
+
+    def data_ptr(self) -> int:
+        return self.address
 
 
 def phase_taps(geo: Geometry, axis: int) -> list[int]:
