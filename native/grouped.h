@@ -66,9 +66,16 @@ void pack_lane_weights(const Geometry& geo, const LaneSpread& spread, const Tens
 
 // The cut of `size` whose boxes fit `limit_vectors` (as counted by `vectors`) with the least data held twice.
 BoxCut choose_box(const int64_t* size, int64_t blocks, int64_t limit_vectors,
-                  const std::function<int64_t(const int64_t*)>& vectors);
-// Weight blocks to move together: where channels lie together, so many that whole stretches of memory are read.
-int64_t blocks_together(const int64_t* stride, const Problem& problem, const LaneSpread& spread, int64_t channels);
+                  const std::function<int64_t(const int64_t*)>& vectors, double* least = nullptr);
+// Boxes, and how many weight blocks are moved together: more of them read longer stretches of memory, but leave less of
+// the cache to each. `vectors` counts what one block holds.
+struct LaneCut {
+  BoxCut boxes;
+  int64_t together;
+};
+LaneCut choose_lane_cut(const Problem& problem, const LaneSpread& spread, const int64_t* stride, int64_t channels,
+                        const int64_t* size, int64_t limit_vectors,
+                        const std::function<int64_t(const int64_t*)>& vectors);
 // Cycles to move one vector of a tensor with these nominal strides into or out of lane form.
 double lane_move_cycles(const int64_t* stride, int64_t bytes, int64_t channels, const LaneSpread& spread);
 

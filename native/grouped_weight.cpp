@@ -143,20 +143,20 @@ std::optional<Plan> plan_grouped_weight(const Problem& problem, std::string& why
     return geo.group_in() * reach.source_extent(0, e[0]) * reach.source_extent(1, e[1]) * reach.source_extent(2, e[2]);
   };
   p->sum_vectors = geo.group_out() * geo.group_in() * geo.taps() + (p->bias() ? geo.group_out() : 0);
-  p->together = std::min(blocks_together(problem.x_nominal, problem, p->spread, geo.group_in()),
-                         blocks_together(problem.y_nominal, problem, p->spread, geo.group_out()));
-  const int64_t wide_blocks = divide_up(blocks, p->together);
-  int64_t limit = l2_bytes / 2 / vector_bytes, shared = 0, chunks_wanted = divide_up(tasks_wanted, wide_blocks);
+  int64_t limit = l2_bytes / 2 / vector_bytes, shared = 0, tasks = tasks_wanted;
   for (;;) {
-    p->cut = choose_box(geo.out, p->spread.image_blocks * wide_blocks, limit,
-                        [&](const int64_t* e) { return p->together * (dy_vectors(e) + x_vectors(e)); });
+    const LaneCut cut = choose_lane_cut(problem, p->spread, problem.x_nominal, std::min(geo.group_in(), geo.group_out()),
+                                        geo.out, limit, [&](const int64_t* e) { return dy_vectors(e) + x_vectors(e); });
+    p->cut = cut.boxes;
+    p->together = cut.together;
+    const int64_t chunks_wanted = divide_up(tasks, divide_up(blocks, p->together));
     p->x_vectors = x_vectors(p->cut.extent);
     p->dy_vectors = dy_vectors(p->cut.extent);
     p->scratch_bytes = up_to_multiple(p->together * (p->x_vectors + p->dy_vectors) * vector_bytes, 64);
     p->chunks = std::min(chunks_wanted, p->items());
     shared = p->chunks * blocks * p->sum_vectors * vector_bytes;
-    if (shared + p->scratch_bytes <= problem.max_workspace || (limit <= 1 && chunks_wanted == 1)) break;
-    chunks_wanted = divide_up(chunks_wanted, 2);
+    if (shared + p->scratch_bytes <= problem.max_workspace || (limit <= 1 && tasks == 1)) break;
+    tasks = divide_up(tasks, 2);
     limit = std::max<int64_t>(1, limit / 2);
   }
   const int64_t bytes = size_of(problem.dtype);

@@ -282,11 +282,18 @@ struct BatchJob {
       start[i].r = take_axis(1, y + i, slab_row, start[i], sweep.from_r, sweep.w_r);
       if (start[i].r <= 0) start[i].t = 0;
     }
-    const int64_t width = job.to_box.extent[2];
+    const int64_t width = job.to_box.extent[2], *at = job.to.stride;
+    char* p = job.to.data + z * at[axis_d] + y * at[axis_h] + job.to_box.first[2] * at[axis_w];
+    // Short planes that cannot be streamed: their lines come while their values are computed.
+    const bool fetch = !job.reduce && !job.broadcast && at[axis_w] == size_of(job.to.code.dtype) &&
+                       (at[axis_c] % 64 || !job.to.stream);
     for (int64_t pass = 0; pass < job.passes; ++pass) {
       const T* from = static_cast<const T*>(job.slab) + pass * slab_pass;
       const T* w = static_cast<const T*>(job.weights) + pass * job.weight_pass * L;
       T* rows = static_cast<T*>(job.rows) + pass * rows_pass;
+      if (fetch)
+        for (int64_t k = 0; k < job.parts; ++k)
+          fetch_starts<true>(job.to, pass, p + k * job.to.stride[axis_c], count * job.to.stride[axis_h]);
       for (int64_t i = 0; i < job.phases[2]; ++i) x_phase(job.phase[2][i], from, w, rows, !job.finite[pass]);
       for (int64_t i = 0; i < rows_here; ++i) {
         if (start[i].t) continue;
@@ -294,7 +301,6 @@ struct BatchJob {
       }
     }
     LanePlanes to = job.to;
-    char* p = to.data + z * to.stride[axis_d] + y * to.stride[axis_h] + job.to_box.first[2] * to.stride[axis_w];
     if (job.reduce) return store_reduced(p, count);
     int64_t stride[5];
     for (int a = 0; a < 5; ++a) stride[a] = to.stride[a];

@@ -183,6 +183,19 @@ CONVGRAD_INLINE void put(char* p, V v, bool stream) {
   E::store(p, v);
 }
 
+// How far ahead planes and runs are fetched: they are many short streams, the hardware does not see them in time.
+constexpr int64_t ahead_bytes = 512;
+
+// Fetches the start of every plane of a block.
+template <bool Write>
+CONVGRAD_INLINE void fetch_starts(const LanePlanes& planes, int64_t block, const char* p, int64_t bytes) {
+  const int lanes = planes.lanes(block, CONVGRAD_VECTOR_BYTES / 4);
+  if (bytes > 2 * ahead_bytes) bytes = 2 * ahead_bytes;
+  for (int l = 0; l < lanes; ++l)
+    for (int64_t at = 0; at < bytes; at += 64)
+      __builtin_prefetch(p + block * planes.block_step + planes.offset[l] + at, Write);
+}
+
 // --- runs of channels ---------------------------------------------------------------------------------------------
 
 // Channels lie one after the other within a lane and lane after lane: a pixel is one run of L*M elements per block.
@@ -193,8 +206,10 @@ CONVGRAD_INLINE void load_runs(const LanePlanes& from, const char* p, int64_t pi
   constexpr int L = lanes_of<T>;
   const int64_t step = from.stride[axis_w], bytes = size_of(from.code.dtype);
   const int64_t whole = E::bytes ? from.planes / L : 0;  // blocks that need no line function
+  const int64_t run_bytes = from.planes * M * bytes, ahead = run_bytes < ahead_bytes ? 4 * step : 2 * step;
   alignas(64) T run[L * M] = {};
   for (int64_t x = 0; x < pixels; ++x, p += step, to += L) {
+    for (int64_t at = 0; at < run_bytes; at += 64) __builtin_prefetch(p + ahead + at);
     Vec<T> v[M];
     if constexpr (E::bytes) {
       for (int64_t b = 0; b < whole; ++b) {
@@ -221,8 +236,10 @@ CONVGRAD_INLINE void store_runs(const LanePlanes& to, char* p, int64_t pixels, c
   const int64_t whole = E::bytes ? to.planes / L : 0;
   const bool stream = E::bytes && to.stream && (reinterpret_cast<uintptr_t>(p) | step) % 64 == 0 &&
                       (E::bytes * L * M) % 64 == 0;
+  const int64_t run_bytes = stream ? 0 : to.planes * M * bytes, ahead = run_bytes < ahead_bytes ? 4 * step : 2 * step;
   alignas(64) T run[L * M];
   for (int64_t x = 0; x < pixels; ++x, p += step, from += L) {
+    for (int64_t at = 0; at < run_bytes; at += 64) __builtin_prefetch(p + ahead + at, 1);
     Vec<T> v[M];
     if constexpr (E::bytes) {
       for (int64_t b = 0; b < whole; ++b) {
@@ -242,16 +259,6 @@ CONVGRAD_INLINE void store_runs(const LanePlanes& to, char* p, int64_t pixels, c
 
 // --- squares of pixels by lanes -------------------------------------------------------------------------------------
 
-// How far ahead of a square its planes are fetched. Planes are many short streams: the hardware does not see them in time.
-constexpr int64_t ahead_bytes = 512;
-
-// Fetches the start of every plane of a block.
-template <bool Write>
-CONVGRAD_INLINE void fetch_starts(const LanePlanes& planes, int lanes, const char* p, int64_t bytes) {
-  for (int l = 0; l < lanes; ++l)
-    for (int64_t at = 0; at < bytes && at < ahead_bytes; at += 64) __builtin_prefetch(p + planes.offset[l] + at, Write);
-}
-
 // `rows` rows of `width` pixels that lie one after the other in the tensor, as one flat line, to rows `pitch` apart.
 // Squares of L lanes by L pixels are transposed; the last one overlaps its neighbour so that it is whole.
 template <typename E>
@@ -261,19 +268,22 @@ CONVGRAD_INLINE void load_squares(const LanePlanes& from, int64_t block, const c
   constexpr int L = lanes_of<T>;
   const int64_t bytes = size_of(from.code.dtype), pixels = rows * width;
   const int lanes = from.lanes(block, L);
-  const bool whole = E::bytes && lanes == L && pixels >= L;
-  fetch_starts<false>(from, lanes, p, pixels * bytes);
   for (int64_t at = 0; at < pixels; at += L) {
     if (at + L > pixels && pixels >= L) at = pixels - L;
     const int64_t n = pixels - at < L ? pixels - at : L;
     const char* q = p + at * bytes;
     Vec<T> r[L];
-    if (whole) {
-      if constexpr (E::bytes)
-        for (int l = 0; l < L; ++l) {
-          __builtin_prefetch(q + from.offset[l] + ahead_bytes);
-          r[l] = E::load(q + from.offset[l]);
+    if (E::bytes && n == L) {
+      if constexpr (E::bytes) {
+        if (lanes == L) {
+          for (int l = 0; l < L; ++l) {
+            __builtin_prefetch(q + from.offset[l] + ahead_bytes);
+            r[l] = E::load(q + from.offset[l]);
+          }
+        } else {
+          for (int l = 0; l < L; ++l) r[l] = l < lanes ? E::load(q + from.offset[l]) : Vec<T>{};
         }
+      }
     } else {
       for (int l = 0; l < L; ++l) {
         alignas(64) T part[L] = {};
@@ -303,7 +313,6 @@ CONVGRAD_INLINE void store_squares(const LanePlanes& to, int64_t block, char* p,
   constexpr int L = lanes_of<T>;
   const int64_t bytes = size_of(to.code.dtype);
   const int lanes = to.lanes(block, L);
-  const bool whole = E::bytes && lanes == L && pixels >= L;
   for (int64_t at = 0; at < pixels; at += L) {
     if (at + L > pixels && pixels >= L) at = pixels - L;
     const int64_t n = pixels - at < L ? pixels - at : L;
@@ -311,9 +320,10 @@ CONVGRAD_INLINE void store_squares(const LanePlanes& to, int64_t block, char* p,
     Vec<T> r[L];
     for (int i = 0; i < L; ++i) r[i] = i < n ? load<Vec<T>>(from + (at + i) * L) : Vec<T>{};
     transpose<T>(r);
-    if (whole) {
+    if (E::bytes && n == L) {
       if constexpr (E::bytes)
         for (int l = 0; l < L; ++l) {
+          if (l >= lanes) break;
           char* line = q + to.offset[l];
           put<E>(line, r[l], to.stream && E::bytes * L == 64 && reinterpret_cast<uintptr_t>(line) % 64 == 0);
         }
@@ -393,7 +403,11 @@ static void load_rows(const LanePlanes& from, const char* p, typename E::T* to, 
     for (int64_t c = 0; c < from.channels; ++c) {
       const char* q = p + b * from.block_step + c * from.stride[axis_c];
       typename E::T* plane = to + b * rows.block_step + c * rows.channel_step;
-      if (flat) {
+      if (flat) {  // the next plane comes while this one is transposed
+        const int64_t next = c + 1 < from.channels ? b : b + 1, next_channel = c + 1 < from.channels ? c + 1 : 0;
+        if (b + c == 0) fetch_starts<false>(from, 0, p, rows.count * row_step);
+        if (next < from.blocks)
+          fetch_starts<false>(from, next, p + next_channel * from.stride[axis_c], rows.count * row_step);
         load_squares<E>(from, b, q, rows.count, rows.width, plane, rows.pitch);
         continue;
       }

@@ -99,6 +99,14 @@ def test_types_that_were_not_given_follow_the_others() -> None:
     assert host.explain() == "the types differ: weight BF16, grad_output BF16, input FLOAT16"
 
 
+def test_host_setters_refuse_members_of_another_enumeration() -> None:
+    for host in (ascendc.Conv3DBpInputTiling(), ascendc.Conv3dBpFilterTiling()):
+        with pytest.raises(TypeError, match=r"pos must be a TPosition, got <ConvFormat\.ND: 0>"):
+            host.SetWeightType(ConvFormat.ND, TPosition.GM, ConvDtype.FLOAT16)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"GetTiling fills a .*, got dict"):
+            host.GetTiling({})  # type: ignore[arg-type]
+
+
 def test_chips_of_a_product_have_its_memories_and_its_api() -> None:
     assert ascendc.PlatformInfo.of("Ascend910B3") == ascendc.PlatformInfo.of("Atlas A2")
     described = ascendc.describe((1, 16, 1, 6, 6), (16, 16, 1, 3, 3), ascendc.half, input_size=(1, 8, 8),

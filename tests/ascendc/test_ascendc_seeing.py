@@ -194,6 +194,11 @@ def test_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(("words", "code", "reason"), [
     (["input_grad f16 n1 c8 k8 i9x9 w3x3 p4x4"], 3, "padUp=4 is larger than 2"),
     (["input_grad f16 n1 c8 k8 i9x9 w3x3 g2"], 3, "groups=2: Conv3DBackpropInput takes one group"),
+    (["weight_grad f16 n1 c8 k8 i9x9 w3x3 g2"], 3, "groups=2: Conv3DBackpropFilter takes one group"),
+    (["weight_grad f16 n1 c8 k8 i9x9 w3x3", "--product", "Ascend950"], 3, "the API does not exist on Ascend950"),
+    (["weight_grad f16 n1 c8 k8 i9x9 w3x3", "--svg", "a.svg", "--run"], 2, "--svg, --run: for input_grad only"),
+    ([PROBLEM, "--svg", "no/such/folder/a.svg"], 2, "No such file or directory: 'no/such/folder/a.svg'"),
+    ([PROBLEM, "--set", "to_bytes=1"], 2, "--set to_bytes=1: expected FIELD=NUMBER"),
     (["bias_grad f16 n1 c8 k8 i9x9 w3x3"], 3, "computes input_grad and weight_grad, not 'bias'"),
     ([PROBLEM, "--product", "Ascend950"], 3, "the API does not exist on Ascend950"),
     ([PROBLEM, "--product", "Ascend310"], 2, "product 'Ascend310' is none of Ascend910B"),

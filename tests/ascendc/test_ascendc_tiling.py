@@ -20,7 +20,6 @@ from convgrad.frontends.ascendc import (
     TConv3DBackpropInputTiling,
     TPosition,
 )
-from convgrad.frontends.ascendc.tile_search import valid_kernel_depths
 
 PUBLISHED = {  # the documentation's shapes
     "weight": (256, 128, 3, 3, 3), "input": (1, 128, 11, 128, 128), "grad_output": (1, 256, 9, 128, 128),
@@ -303,7 +302,7 @@ def test_validate_says_what_a_hand_made_tile_breaks(changes: dict[str, int], rea
 
 def test_kernel_depths() -> None:
     t = ascendc.find_tiling(described(**PUBLISHED))
-    assert [len(valid_kernel_depths(t, d)) for d in range(11)] == [1, 2, 3, 3, 3, 3, 3, 3, 3, 2, 1]
+    assert [len(t.kernel_depths(d)) for d in range(11)] == [1, 2, 3, 3, 3, 3, 3, 3, 3, 2, 1]
 
 
 def test_filter_host_refuses_with_reasons() -> None:

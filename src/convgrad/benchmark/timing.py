@@ -12,7 +12,7 @@ TURN_SECONDS = 0.02   # a turn repeats a fast contestant until about this much t
 MAX_REPEATS = 50
 ROUNDS = 25           # at most
 FEWEST = 3            # samples of a contestant, unless one run takes longer than its whole share of time
-REST_SECONDS = 0.004  # between turns: OpenMP workers spin on for some milliseconds after a parallel region
+REST_SECONDS = 0.03   # between turns: OpenMP workers spin on after a parallel region, over 15 ms where PAUSE is slow
 HOPELESS = 1.5        # a rival layout of the same contestant this much slower than the best is not run again
 
 # Processor time leaves out the moments in which other processes ran; it makes sense for one thread only.

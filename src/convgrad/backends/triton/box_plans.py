@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ...problem import Problem
 from .boxes import box_gather_kernel
 from .geometry import Geometry, needs_wide, strides_of
-from .launch import Launch, Step, aligned_strides, power_of_two
+from .launch import Launch, Step, aligned_strides
 from .numbers_on_device import rounding
 from .tiles import MULTIPROCESSORS, Box, best_box, stages_for
 
@@ -50,7 +49,7 @@ def tensors_fit(*tensors: Any) -> bool:
 
 
 def descriptor(tensor: Any, block: tuple[int, ...], fold: int = 1) -> TensorDescriptor:
-    """Descriptor of an activation (canonical view) as (n, three axes, channel), `fold` places of the last axis in one."""
+    """Descriptor of an activation as (n, three axes, channel), `fold` places of the last axis in one."""
     n, _, *spatial = strides_of(tensor)
     shape = [tensor.shape[0], *(1,) * (5 - tensor.dim()), *tensor.shape[2:], tensor.shape[1] * fold]
     shape[3] //= fold
@@ -147,7 +146,8 @@ def box_gather(problem: Problem, geo: Geometry, tile: BoxTile) -> Step:
         ralign, (rn, *r) = aligned_strides((rn, *r))
         pn, b0, b1, b2 = tile.box
         constants = {"RALIGN": ralign, **geo.constants(), **geo.phase_constants("GV"), "RED": red, "COL": col,
-                     "CHANNELS": red * geo.groups, "INPUT": is_input, "PATCH": patch, "WIDE": needs_wide(source, weight, result), "PN": pn, "B0": b0, "B1": b1,
+                     "CHANNELS": red * geo.groups, "INPUT": is_input, "PATCH": patch,
+                     "WIDE": needs_wide(source, weight, result), "PN": pn, "B0": b0, "B1": b1,
                      "B2": b2, "BN": tile.BN, "CB": tile.CB}
         scalars = (geo.batch, *from_extents, *to_extents, *boxes, *strides_of(source), *strides_of(weight), rn, rc, *r)
         return Launch((tiles,), scalars, constants, tile.warps, tile.stages, leading)

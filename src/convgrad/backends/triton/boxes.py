@@ -1,11 +1,11 @@
-"""Dense kernels on tensor-memory-access boxes: a tile of rows is a box of positions, and padding is the copy's zero fill.
+"""Dense kernels on tensor-memory-access boxes: a tile is a box of positions, and padding is the copy's zero fill.
 
 The same sums as gather.py for 16-bit operands whose channels are neighbours in memory and aligned to 16
 bytes; addresses and bounds are the copy engine's work, which leaves the tensor cores fed. A box has PN x B0 x B1 x B2
 positions.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+# mypy: ignore-errors
 import triton
 import triton.language as tl
 
@@ -79,8 +79,8 @@ def box_gather_kernel(
         MOVE2: tl.constexpr = D2
     slots = slots0 * slots1 * slots2
     # NOTE: channels are the rows of the product and positions its columns. The other way round, Triton 3.6 takes the
-    # reshaped box through registers and overwrites them while earlier products still read them: wrong sums, the more the
-    # wider the tile (seen on an H200). A second operand always stays in shared memory.
+    # reshaped box through registers and overwrites them while earlier products still read them: wrong sums, the more
+    # the wider the tile (seen on an H200). A second operand always stays in shared memory.
     acc = tl.zeros([BN, BM], dtype=tl.float32)
     for step in range(0, slots * SUM_TILES):
         c = (step % SUM_TILES) * CB

@@ -59,7 +59,8 @@ def gather(problem: Problem, geo: Geometry) -> Iterator[Choice]:
                                            (64, 256, 8, 2)):
             if width <= max(64, power_of_two(columns)) and width * 4 >= min(columns, 256):
                 stages = stages_for((rows + width) * model.CB * 2 * per_sm, 4)
-                yield choice_of("box", box_plans.BoxTile(best_box(extents, rows, fixed), width, model.CB, warps, stages))
+                box = best_box(extents, rows, fixed)
+                yield choice_of("box", box_plans.BoxTile(box, width, model.CB, warps, stages))
     if problem.dtype == "float32" or not box_plans.gather_fits(problem, geo) or red < 64:
         yield choice_of("gather", plain)
         for rows, stages, warps in ((128, 1, 4), (256, 1, 4), (256, 2, 4), (128, 2, 4), (64, 1, 4), (128, 3, 8)):
@@ -96,8 +97,9 @@ def depthwise(problem: Problem, geo: Geometry) -> Iterator[Choice]:
             return
         yield {"kernel": "separate"}
     apart = geo.dilation[2] // geo.common[2] > 4 or last == 1
-    for neighbours, elements in ((1, 4), (2, 4), (1, 8), (2, 8), (2, 2)) if apart else \
-            ((4, 4), (8, 4), (4, 8), (8, 8), (8, 2), (4, 2), (2, 8)):
+    shapes = ((1, 4), (2, 4), (1, 8), (2, 8), (2, 2)) if apart else \
+        ((4, 4), (8, 4), (4, 8), (8, 8), (8, 2), (4, 2), (2, 8))
+    for neighbours, elements in shapes:
         rows = max(1, depthwise_plans.THREADS * (elements if contiguous else 2) // width)
         tile = depthwise_plans.DepthwiseTile(neighbours, rows, width)
         if problem.wrt in ("output", "input"):

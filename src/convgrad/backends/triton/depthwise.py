@@ -1,12 +1,13 @@
 """Depthwise kernels: one input and one output channel per group, bound by memory, so every load is used many times.
 
 A tile is some rows of positions times some channels; a row is `UW` neighbours along the last axis (the plan turns the
-axes so that this is the image's height, and rows next to each other are neighbours in memory). A source column is loaded
-once and meets every tap of the last axis while it is in registers. Sums are kept apart per neighbour (input
+axes so that this is the image's height, and rows next to each other are neighbours in memory). A source column is
+loaded once and meets every tap of the last axis while it is in registers. Sums are kept apart per neighbour (input
 gradient, output) or per tap (weight gradient), as tuples that the compiler unrolls.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+# mypy: ignore-errors
+# ruff: noqa: RUF005
 import triton
 import triton.language as tl
 
@@ -70,8 +71,8 @@ def tap_major_kernel(weight, taps, table, C, w_c, w_0, w_1, w_2, A1, A2, ROUND: 
     """
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     tap = tl.program_id(1)
-    value = tl.load(weight + c * w_c + (tap // (A1 * A2)) * w_0 + ((tap // A2) % A1) * w_1 + (tap % A2) * w_2, mask=c < C,
-                    other=0.0)
+    where = (tap // (A1 * A2)) * w_0 + ((tap // A2) % A1) * w_1 + (tap % A2) * w_2
+    value = tl.load(weight + c * w_c + where, mask=c < C, other=0.0)
     tl.store(taps + tap * C + c, as_operand(value, table, ROUND).to(taps.dtype.element_ty), mask=c < C)
 
 
@@ -84,8 +85,8 @@ def load_taps(taps, C, mask, FIRST: tl.constexpr, STEP: tl.constexpr, SLOTS: tl.
     return values
 
 
-# NOTE: a line of taps is one function, the same for all lines, so that the compiler's front end reads it once: unrolling
-# all taps of a 7x7 kernel in place took 20 s to compile.
+# NOTE: a line of taps is one function, the same for all lines, so that the compiler's front end reads it once:
+# unrolling all taps of a 7x7 kernel in place took 20 s to compile.
 @triton.jit
 def gather_line(sums, line, taps, valid, a2, S2, s_2, table, SHIFT: tl.constexpr, UW: tl.constexpr, STEP: tl.constexpr,
                 MOVE: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, ACC: tl.constexpr):
@@ -276,8 +277,8 @@ def depthwise_weight_kernel(
             valid = (there & inside(i0, X0) & inside(i1, X1) & (line < K0 * K1))[:, None] & c_there
             base = x + (wide(n, WIDE) * x_n + wide(i0, WIDE) * x_0 + wide(i1, WIDE) * x_1)[:, None] \
                 + (wide(c, WIDE) * xc)[None, :]
-            acc = acc[:r * K2] + weight_line(acc[r * K2:r * K2 + K2], base, grads, valid, qb * (UW * T2), X2, x_2, table,
-                                             UW, T2, D2, K2, P2, WIDE, ROUND, ACC) + acc[r * K2 + K2:]
+            acc = acc[:r * K2] + weight_line(acc[r * K2:r * K2 + K2], base, grads, valid, qb * (UW * T2), X2, x_2,
+                                             table, UW, T2, D2, K2, P2, WIDE, ROUND, ACC) + acc[r * K2 + K2:]
 
     # A zero that stands for padding times an infinite operand gives NaN: then sum again, masking every product.
     out = partial + split.to(tl.int64) * p_split + c * p_c

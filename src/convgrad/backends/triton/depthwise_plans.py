@@ -156,7 +156,8 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
     """The weight gradient, alone or with the bias gradient."""
     geo, strides_of = in_turn(geo)
     bias = "bias" in problem.results
-    tile = tile_for(geo, geo.y[2], geo.stride[2], channels_last(problem), 8 if geo.kernel[2] > 6 else 4, 2 if geo.kernel[2] in (5, 6) else 4)
+    tile = tile_for(geo, geo.y[2], geo.stride[2], channels_last(problem), 8 if geo.kernel[2] > 6 else 4,
+                    2 if geo.kernel[2] in (5, 6) else 4)
     lines = geo.kernel[0] * geo.kernel[1]
     elements = max(1, tile.BR * tile.BC // THREADS)
     fitting = max(1, min(lines, SUMS_PER_THREAD // (elements * geo.kernel[2])))

@@ -1,6 +1,7 @@
 """Device functions shared by the kernels: operands as they enter a product, and positions from flat indices."""
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+# mypy: ignore-errors
+# ruff: noqa: SIM108
 import triton
 import triton.language as tl
 
@@ -78,8 +79,8 @@ def settled(acc):
     """The sums, after all products added to them are finished.
 
     NOTE: Triton 3.6 loads the next first operand into registers that products in flight still read, where that operand
-    was computed (decoded, rounded, reshaped, not copied to shared memory): wrong sums, seen on an H200. A use of the sums
-    in every step makes it wait.
+    was computed (decoded, rounded, reshaped, not copied to shared memory): wrong sums, seen on an H200. A use of the
+    sums in every step makes it wait.
     """
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [acc], dtype=tl.float32, is_pure=True, pack=1)
 

@@ -4,7 +4,8 @@ Seen from the input, dx[i] = sum of dy[o]*w[k] and dw[k] += x[i]*dy[o] use the s
 strided layer split inputs and taps alike, so each phase of a tile feeds its own taps.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+# mypy: ignore-errors
+# ruff: noqa: RUF005
 import triton
 import triton.language as tl
 
@@ -45,6 +46,16 @@ def fused_line(dx, dw, bias, line, taps, inputs, valid, a2, Q2, y_2, table, SHIF
             if BIAS_SLOT >= 0 and column >= BIAS_SLOT * MOVE and column < BIAS_SLOT * MOVE + UW:
                 bias += as_sum(stored, table, BIAS_ROUND, ACC)
     return dx, dw, bias
+
+
+@triton.jit
+def fused_line_of(dx, dw, bias, line, taps, inputs, valid, a2, Q2, y_2, table, FIRST: tl.constexpr, SHIFT: tl.constexpr,
+                  UW: tl.constexpr, MOVE: tl.constexpr, SLOTS: tl.constexpr, BIAS_SLOT: tl.constexpr,
+                  WIDE: tl.constexpr, ROUND: tl.constexpr, BIAS_ROUND: tl.constexpr, ACC: tl.constexpr):
+    """fused_line on the sums FIRST.. of dw, the same code for every line."""
+    dx, sums, bias = fused_line(dx, dw[FIRST:FIRST + SLOTS], bias, line, taps, inputs, valid, a2, Q2, y_2, table, SHIFT,
+                                UW, MOVE, SLOTS, BIAS_SLOT, WIDE, ROUND, BIAS_ROUND, ACC)
+    return dx, dw[:FIRST] + sums + dw[FIRST + SLOTS:], bias
 
 
 @triton.constexpr_function
@@ -144,24 +155,16 @@ def fused_kernel(
                             line = dy + (wide(n, WIDE) * y_n + wide(o0, WIDE) * y_0
                                          + wide(o1, WIDE) * y_1)[:, None] + dy_c
                             if slot_count(ph2, T2, D2, P2, K2) > 0:
-                                by = load_taps(
-                                    taps + (tap_at(m0, ph0, T0, D0, P0, K0) * K1 + tap_at(m1, ph1, T1, D1, P1, K1)) * K2 * C
-                                    + c, C, c < C, first_tap(ph2, T2, D2, P2, K2), tap_step(T2, D2),
-                                    slot_count(ph2, T2, D2, P2, K2))
-                                sums, line_sums, bias = fused_line(
-                                    sums, dw[first_sum(m0, m1, ph0, ph1, ph2, T0, T1, T2, D0, D1, D2, P0, P1, P2, K0, K1,
-                                                       K2):
-                                             first_sum(m0, m1, ph0, ph1, ph2, T0, T1, T2, D0, D1, D2, P0, P1, P2, K0, K1,
-                                                       K2) + slot_count(ph2, T2, D2, P2, K2)],
-                                    bias, line, by, inputs, valid, jb * UW, Q2, y_2, table,
+                                line_tap = (tap_at(m0, ph0, T0, D0, P0, K0) * K1 + tap_at(m1, ph1, T1, D1, P1, K1)) * K2
+                                by = load_taps(taps + line_tap * C + c, C, c < C, first_tap(ph2, T2, D2, P2, K2),
+                                               tap_step(T2, D2), slot_count(ph2, T2, D2, P2, K2))
+                                sums, dw, bias = fused_line_of(
+                                    sums, dw, bias, line, by, inputs, valid, jb * UW, Q2, y_2, table,
+                                    first_sum(m0, m1, ph0, ph1, ph2, T0, T1, T2, D0, D1, D2, P0, P1, P2, K0, K1, K2),
                                     source_shift(ph2, T2, D2, P2, K2), UW, MOVE2, slot_count(ph2, T2, D2, P2, K2),
-                                    bias_slot(BIAS, tap_at(m0, ph0, T0, D0, P0, K0), tap_at(m1, ph1, T1, D1, P1, K1), B0,
-                                              B1, B2, first_tap(ph2, T2, D2, P2, K2), tap_step(T2, D2),
+                                    bias_slot(BIAS, tap_at(m0, ph0, T0, D0, P0, K0), tap_at(m1, ph1, T1, D1, P1, K1),
+                                              B0, B1, B2, first_tap(ph2, T2, D2, P2, K2), tap_step(T2, D2),
                                               slot_count(ph2, T2, D2, P2, K2)), WIDE, ROUND, BIAS_ROUND, ACC)
-                                dw = dw[:first_sum(m0, m1, ph0, ph1, ph2, T0, T1, T2, D0, D1, D2, P0, P1, P2, K0, K1,
-                                                   K2)] \
-                                    + line_sums + dw[first_sum(m0, m1, ph0, ph1, ph2, T0, T1, T2, D0, D1, D2, P0, P1,
-                                                               P2, K0, K1, K2) + slot_count(ph2, T2, D2, P2, K2):]
                     for u in tl.static_range(UW):
                         i2 = (jb * UW + u) * T2 + ph2
                         suspect += sums[u] * 0
@@ -174,7 +177,8 @@ def fused_kernel(
         suspect += dw[e] * 0
     if tl.max(tl.max((suspect != suspect).to(tl.int32), 1), 0) == 0:
         for e in tl.static_range(K0 * K1 * K2):
-            tl.store(out + tap_of_sum(e, T0, T1, T2, D0, D1, D2, P0, P1, P2, K0, K1, K2) * p_tap, tl.sum(dw[e], 0).to(partial.dtype.element_ty), mask=c < C)
+            tl.store(out + tap_of_sum(e, T0, T1, T2, D0, D1, D2, P0, P1, P2, K0, K1, K2) * p_tap,
+                     tl.sum(dw[e], 0).to(partial.dtype.element_ty), mask=c < C)
     else:
         for tile in range(begin * (T0 * T1 * T2 * UW), end * (T0 * T1 * T2 * UW)):
             f_n, f_j0, f_jb, f_j1 = position((tile // (T0 * T1 * T2 * UW)) * BR + tl.arange(0, BR), J0, JB, J1)

@@ -6,7 +6,7 @@ modulo the stride), each dense, and a phase fixes its first tap, its number of s
 are columns of one tile instead, so that layers with few input channels still fill it.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+# mypy: ignore-errors
 import triton
 import triton.language as tl
 
@@ -69,8 +69,8 @@ def result_rows(n, j0, j1, j2, c0, c1, c2, N, R0, R1, R2, r_n, r_0, r_1, r_2, T0
 
 @triton.jit
 def exact_rows(source, weight, result, table, n, j0, j1, j2, group, column_there, c0, c1, c2, first0, first1, first2,
-               slots0, slots1, slots2, shift0, shift1, shift2, N, S0, S1, S2, R0, R1, R2, s_n, s_c, s_0, s_1, s_2, w_sum,
-               w_0, w_1, w_2, r_n, r_0, r_1, r_2,
+               slots0, slots1, slots2, shift0, shift1, shift2, N, S0, S1, S2, R0, R1, R2, s_n, s_c, s_0, s_1, s_2,
+               w_sum, w_0, w_1, w_2, r_n, r_0, r_1, r_2,
                K0: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr, T0: tl.constexpr, T1: tl.constexpr,
                T2: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, P0: tl.constexpr,
                P1: tl.constexpr, P2: tl.constexpr, G0: tl.constexpr, G1: tl.constexpr, G2: tl.constexpr,
@@ -104,7 +104,8 @@ def exact_rows(source, weight, result, table, n, j0, j1, j2, group, column_there
         b = tl.load(weight + tap0 * w_0 + tap1 * w_1 + tap2 * w_2 + wide(c, WIDE) * w_sum, mask=there, other=0.0)
         product = as_operand(a, table, ROUND).to(ACC) * as_operand(b, table, ROUND).to(ACC)[None, :]
         acc += tl.where(both, product, 0)
-    where, there = result_rows(n, j0, j1, j2, c0, c1, c2, N, R0, R1, R2, r_n, r_0, r_1, r_2, T0, T1, T2, INPUT, PACK, WIDE)
+    where, there = result_rows(n, j0, j1, j2, c0, c1, c2, N, R0, R1, R2, r_n, r_0, r_1, r_2, T0, T1, T2, INPUT, PACK,
+                               WIDE)
     tl.store(result[None, :] + where, acc.to(result.dtype.element_ty), mask=there & column_there[None, :])
 
 
@@ -126,8 +127,9 @@ def gather_kernel(
         L0: tl.constexpr, L1: tl.constexpr, L2: tl.constexpr,  # PACK: lowest source shift
         U0: tl.constexpr, U1: tl.constexpr, U2: tl.constexpr,  # slots per axis where they do not depend on the phase
         RED: tl.constexpr, COL: tl.constexpr, GP: tl.constexpr,  # channels of a group summed and written; groups a tile
-        INPUT: tl.constexpr, PACK: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr,
-        ACC: tl.constexpr, SETTLE: tl.constexpr, TS: tl.constexpr, CB: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+        INPUT: tl.constexpr, PACK: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr,
+        PRECISION: tl.constexpr, ACC: tl.constexpr, SETTLE: tl.constexpr,
+        TS: tl.constexpr, CB: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     s_n, s_c, s_0, s_1, s_2 = sn * SALIGN, sc, s0 * SALIGN, s1 * SALIGN, s2 * SALIGN
     w_o, w_i, w_0, w_1, w_2 = wo * WALIGN, wi, w0 * WALIGN, w1 * WALIGN, w2 * WALIGN
     r_n, r_c, r_0, r_1, r_2 = rn * RALIGN, rc, r0 * RALIGN, r1 * RALIGN, r2 * RALIGN
@@ -274,16 +276,16 @@ def gather_kernel(
         if SETTLE:
             acc = settled(acc)
 
-    # Zeros stand for padding, for taps a phase does not have and for other groups; times Inf or NaN they give NaN, and a
-    # NaN stays in its sum. So a tile without NaN is right, and one with NaN is summed again term by term under masks,
+    # Zeros stand for padding, for taps a phase does not have and for other groups; times Inf or NaN they give NaN, and
+    # a NaN stays in its sum. So a tile without NaN is right, and one with NaN is summed again term by term under masks,
     # a few rows at a time to spare registers.
     if PACK:
         result_column = wide(global_channel, WIDE) * r_c + c0 * r_0 + c1 * r_1 + c2 * r_2
     else:
         result_column = wide(global_channel, WIDE) * r_c
     if has_nan(acc) == 0:
-        where, there = result_rows(n, j0, j1, j2, c0, c1, c2, N, R0, R1, R2, r_n, r_0, r_1, r_2, T0, T1, T2, INPUT, PACK,
-                                   WIDE)
+        where, there = result_rows(n, j0, j1, j2, c0, c1, c2, N, R0, R1, R2, r_n, r_0, r_1, r_2, T0, T1, T2, INPUT,
+                                   PACK, WIDE)
         tl.store(result + where + result_column[None, :], acc.to(result.dtype.element_ty),
                  mask=there & column_there[None, :])
     else:
@@ -292,8 +294,8 @@ def gather_kernel(
             if WIDE:
                 few = row_tile.to(tl.int64) * BM + chunk * FEW + tl.arange(0, FEW)
             few_n, few_0, few_1, few_2 = position(few, J0, J1, J2)
-            exact_rows(source_base, weight_base + weight_column, result + result_column, table, few_n, few_0, few_1, few_2,
-                       channel // COL, column_there, c0, c1, c2, first0, first1, first2, slots0, slots1, slots2,
+            exact_rows(source_base, weight_base + weight_column, result + result_column, table, few_n, few_0, few_1,
+                       few_2, channel // COL, column_there, c0, c1, c2, first0, first1, first2, slots0, slots1, slots2,
                        shift0, shift1, shift2, N, S0, S1, S2, R0, R1, R2, s_n, s_c, s_0, s_1, s_2, w_sum, w_0, w_1, w_2,
                        r_n, r_0, r_1, r_2, K0, K1, K2, T0, T1, T2, D0, D1, D2, P0, P1, P2, G0, G1, G2, L0, L1, L2,
                        MOVE0, MOVE1, MOVE2, RED, INPUT, PACK, WIDE, ROUND, ACC, FEW, BN)

@@ -63,8 +63,9 @@ def turned(geo: Geometry) -> Geometry:
     def swap(values: Three) -> Three:
         return values[0], values[2], values[1]
 
-    return replace(geo, **{name: swap(getattr(geo, name)) for name in (
-        "x", "y", "kernel", "stride", "dilation", "pad", "common", "inverse", "lowest", "span", "phase_positions")})
+    names = ("x", "y", "kernel", "stride", "dilation", "pad", "common", "inverse", "lowest", "span", "phase_positions")
+    changes: dict[str, Any] = {name: swap(getattr(geo, name)) for name in names}
+    return replace(geo, **changes)
 
 
 def geometry(conv: Conv) -> Geometry:
@@ -75,8 +76,8 @@ def geometry(conv: Conv) -> Geometry:
     # An axis with one tap has no use for its dilation; an axis with one output none for its stride, but then the
     # phases would still have to cover the input, so the stride stays.
     dilation = tuple(1 if k == 1 else d for k, d in zip(kernel, dilation))
-    common = tuple(math.gcd(s, d) for s, d in zip(stride, dilation))
-    inverse = tuple(pow(d // g, -1, s // g) if s > g else 0 for s, d, g in zip(stride, dilation, common))
+    common: Any = tuple(math.gcd(s, d) for s, d in zip(stride, dilation))
+    inverse: Any = tuple(pow(d // g, -1, s // g) if s > g else 0 for s, d, g in zip(stride, dilation, common))
     x = three(conv.in_size, 1)
     # dx: source o = (i + pad - k*dilation) / stride = j + shift with i = phase + stride*j
     lowest, highest = [], []

@@ -1,7 +1,7 @@
 """Corrections to Triton's interpreter (TRITON_INTERPRET=1) for what the kernels use: 16- and 8-bit floats, loop bounds.
 
-NOTE: Triton 3.6 multiplies the bits of bfloat16 operands as integers in `dot`, does not round to nearest when it narrows
-floats, and with NumPy 2.4 cannot take a scalar tensor as a loop bound. Seen with the project's own oracle.
+NOTE: Triton 3.6 multiplies the bits of bfloat16 operands as integers in `dot`, does not round to nearest when it
+narrows floats, and with NumPy 2.4 cannot take a scalar tensor as a loop bound. Seen with the project's own oracle.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Launch:
     constants: dict[str, Any]
     warps: int = 4
     stages: int = 3
-    leading: Callable[..., tuple[Any, ...]] | None = None  # kernel arguments from the tensors, where not these themselves
+    leading: Callable[..., tuple[Any, ...]] | None = None  # makes the first kernel arguments from the tensors
     registers: int | None = None  # most registers of a thread, where the compiler should not choose
 
     @property
@@ -35,7 +35,7 @@ class Launch:
 
 @dataclass
 class Step:
-    """One kernel of a plan: `describe(*tensors)` gives the launch; it is asked once per set of strides and alignments."""
+    """One kernel of a plan: `describe(*tensors)` gives the launch, asked once per set of strides and alignments."""
 
     kernel: Any
     describe: Callable[..., Launch]

@@ -89,8 +89,13 @@ def as_tensor(array: Any, dtype: str) -> Any:
     if any(step < 0 or step % size for step in array.strides) or not array.flags.writeable:
         array = array.copy()
     bits = {1: np.uint8, 2: np.int16}.get(size)
-    stored = array if bits is None else array.view(bits) if array.flags.c_contiguous or array.ndim == 0 else \
-        np.lib.stride_tricks.as_strided(array[(slice(0, 1),) * array.ndim].reshape(-1).view(bits), array.shape, array.strides)
+    if bits is None:
+        stored = array
+    elif array.flags.c_contiguous or array.ndim == 0:
+        stored = array.view(bits)
+    else:
+        first = array[(slice(0, 1),) * array.ndim].reshape(-1).view(bits)
+        stored = np.lib.stride_tricks.as_strided(first, array.shape, array.strides)
     return torch.from_numpy(stored).view(TORCH_DTYPES[dtype])
 
 

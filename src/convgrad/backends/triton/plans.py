@@ -27,6 +27,7 @@ from .tiles import (
 from .tuning import Choice, fields_of, tuned
 from .weight import bias_kernel, reduce_kernel, weight_kernel
 
+
 def make_plan(problem: Problem, max_workspace: int | None, choice: Choice | None = None) -> Plan:
     """Return the plan for a problem that this backend can run; `choice` overrules the tuning cache and the model."""
     if DTYPES[problem.out_dtype][1] == 1:
@@ -38,6 +39,8 @@ def make_plan(problem: Problem, max_workspace: int | None, choice: Choice | None
         choice, source = tuned(problem)
     if any(problem.conv.shape_of(result).count(0) for result in problem.results) or 0 in problem.conv.output_shape \
             or (problem.conv.group_in == 0 and wrt != "bias"):
+        if len(problem.results) > 1:
+            raise Unsupported("several results of a problem without elements: one kernel each is used")
         return Plan(problem, "triton", "fill_zero", on_tensors(problem, fill_zero), 0)
     if geo.groups > 1 and geo.group_in == geo.group_out == 1 and wrt != "bias":
         return noted(depthwise_plan(problem, geo, max_workspace, choice), source)
@@ -215,7 +218,8 @@ def weight_launch(geo: Geometry, tile: WeightTile, numbers: dict[str, Any], dy: 
     constants = {"YALIGN": yalign, "XALIGN": xalign, **geo.constants(), "KG": geo.group_out, "CG": geo.group_in,
                  "EDGE": reaches_outside(geo), "WIDE": needs_wide(dy, x, result), **numbers, **tile.constants(),
                  "SETTLE": must_settle(numbers, tile.SWAP and (tile.TS > 1 or tile.FLAT or tile.SEG), tile.stages)}
-    scalars = (geo.batch, *geo.y, *geo.x, *boxes[1:], math.prod(boxes), run, yn, yc, *y, xn, xc, *xs, r_split, ro, ri, *r)
+    scalars = (geo.batch, *geo.y, *geo.x, *boxes[1:], math.prod(boxes), run, yn, yc, *y, xn, xc, *xs, r_split, ro, ri,
+               *r)
     return Launch((programs,), scalars, constants, tile.warps, tile.stages)
 
 
@@ -224,7 +228,8 @@ def reduce_launch(geo: Geometry, splits: int, result: Any) -> Launch:
     ro, ri, *r = strides_of(result)
     size = geo.groups * geo.group_out * geo.group_in * geo.taps
     slabs, be = reduce_tile(size, splits)
-    return Launch((-(-size // be),), (size, splits, geo.group_in, *geo.kernel, ro, ri, *r), {"BS": slabs, "BE": be}, 4, 1)
+    return Launch((-(-size // be),), (size, splits, geo.group_in, *geo.kernel, ro, ri, *r),
+                  {"BS": slabs, "BE": be}, 4, 1)
 
 
 def bias_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Plan:
@@ -244,11 +249,13 @@ def bias_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Pla
         align, (yn, *y) = aligned_strides((yn, *y))
         r_split, r_k = result.stride() if splits > 1 else (0, result.stride(0))
         constants = {"YALIGN": align, "WIDE": needs_wide(dy), **numbers, "BP": bp, "BK": bk}
-        return Launch((tiles, splits), (geo.pixels, run_length, *geo.y, yn, yc, *y, r_split, r_k, channels), constants, 8, 2)
+        scalars = (geo.pixels, run_length, *geo.y, yn, yc, *y, r_split, r_k, channels)
+        return Launch((tiles, splits), scalars, constants, 8, 2)
 
     step = Step(bias_kernel, launch)
     add = Step(reduce_kernel, lambda partial, result: Launch(
-        (-(-channels // reduce_tile(channels, splits)[1]),), (channels, splits, 1, 1, 1, 1, result.stride(0), 0, 0, 0, 0),
+        (-(-channels // reduce_tile(channels, splits)[1]),),
+        (channels, splits, 1, 1, 1, 1, result.stride(0), 0, 0, 0, 0),
         dict(zip(("BS", "BE"), reduce_tile(channels, splits))), 4, 1))
     size = (8 if double else 4) * splits * channels if splits > 1 else 0
 

@@ -69,7 +69,8 @@ class WeightTile:
     def __str__(self) -> str:
         groups = f", {self.GP} groups" if self.GP > 1 else ""
         return (f"{self.BK} x ({self.TS}x{self.CB}) tile, {self.BP} pixels a step, {self.SPLITS} runs of pixels"
-                f"{groups}{', segments of lines' if self.SEG else ''}{', swapped' if self.SWAP else ''}, {self.warps} warps, {self.stages} stages")
+                f"{groups}{', segments of lines' if self.SEG else ''}{', swapped' if self.SWAP else ''}, "
+                f"{self.warps} warps, {self.stages} stages")
 
 
 def groups_per_tile(geo: Geometry) -> int:
@@ -125,7 +126,7 @@ def pays_to_pack(geo: Geometry) -> bool:
     """Packing phases as columns multiplies by some zeros; it pays when one phase alone leaves a tile mostly empty."""
     zeros = math.prod(geo.span) * geo.phases / geo.taps
     alone = max(16, geo.group_in) / geo.group_in
-    return zeros < alone and geo.group_in < 32 or (zeros == 1 and geo.group_in < 64)
+    return (zeros < alone and geo.group_in < 32) or (zeros == 1 and geo.group_in < 64)
 
 
 def cheapest_width(columns: int) -> int:
@@ -217,6 +218,6 @@ def choose_splits(geo: Geometry, tiles: int, bp: int, max_workspace: int | None,
 
 
 def reduce_tile(size: int, splits: int) -> tuple[int, int]:
-    """(runs, elements) that one program of the adding kernel takes at a time: few elements where there are many runs."""
+    """(runs, elements) one program of the adding kernel takes at a time: few elements where there are many runs."""
     elements = 256 if size >= 256 * MULTIPROCESSORS else 64 if size >= 64 * MULTIPROCESSORS else 16
     return min(power_of_two(splits), max(4, 4096 // elements)), elements

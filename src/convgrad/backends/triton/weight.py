@@ -4,7 +4,8 @@ A tile holds output channels times (tap, input channel) columns. Every program s
 than one run the float32 partial sums go to the workspace and `reduce_kernel` adds them in the order of the runs.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+# mypy: ignore-errors
+# ruff: noqa: SIM102, SIM108
 import triton
 import triton.language as tl
 
@@ -24,8 +25,9 @@ def weight_kernel(
         P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
         KG: tl.constexpr, CG: tl.constexpr, GP: tl.constexpr,  # output and input channels of a group; groups in a tile
         SPLITS: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
-        SETTLE: tl.constexpr, SWAP: tl.constexpr, FLAT: tl.constexpr, SEG: tl.constexpr, EDGE: tl.constexpr, TS: tl.constexpr,
-        CB: tl.constexpr, BK: tl.constexpr, PN: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr):
+        SETTLE: tl.constexpr, SWAP: tl.constexpr, FLAT: tl.constexpr, SEG: tl.constexpr, EDGE: tl.constexpr,
+        TS: tl.constexpr, CB: tl.constexpr, BK: tl.constexpr,
+        PN: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr):
     y_n, y_c, y_0, y_1, y_2 = yn * YALIGN, yc, y0 * YALIGN, y1 * YALIGN, y2 * YALIGN
     x_n, x_c, x_0, x_1, x_2 = xn * XALIGN, xc, x0 * XALIGN, x1 * XALIGN, x2 if SEG else x2 * XALIGN
     BP: tl.constexpr = PN * B0 * B1 * B2
@@ -116,7 +118,8 @@ def weight_kernel(
                 mask = valid[:, :, None]
                 if (K2 * CG) % CB != 0:
                     mask = mask & (inner < K2 * CG)[None, :, :]
-                b3 = tl.load(x_base + (line + place)[:, :, None] + tl.arange(0, CB)[None, None, :], mask=mask, other=0.0)
+                b3 = tl.load(x_base + (line + place)[:, :, None] + tl.arange(0, CB)[None, None, :], mask=mask,
+                             other=0.0)
             b = only(tl.reshape(b3, [BP, TS * CB]), pair_there[None, :])
         else:
             valid = (there[:, None] & (tap < TAPS)[None, :] & inside(i0[:, None] + shift0[None, :], X0)
@@ -156,7 +159,8 @@ def weight_kernel(
                     i0 = q0 * T0 + one0
                     i1 = q1 * T1 + one1
                     i2 = q2 * T2 + one2
-                    there = (n < N) & (q0 < Q0) & (q1 < Q1) & (q2 < Q2) & inside(i0, X0) & inside(i1, X1) & inside(i2, X2)
+                    there = ((n < N) & (q0 < Q0) & (q1 < Q1) & (q2 < Q2) & inside(i0, X0) & inside(i1, X1)
+                             & inside(i2, X2))
                     dy_row = (wide(n, WIDE) * y_n + wide(q0, WIDE) * y_0 + wide(q1, WIDE) * y_1
                               + wide(q2, WIDE) * y_2)
                     x_row = (wide(n, WIDE) * x_n + wide(i0, WIDE) * x_0 + wide(i1, WIDE) * x_1

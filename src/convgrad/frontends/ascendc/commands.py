@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
@@ -70,18 +71,19 @@ def run(args: argparse.Namespace) -> int:
     problem = args.problem
     try:
         conv = three_axes(problem.conv)
-        if problem.wrt == "weight":
-            return show_filter(problem, conv, args.cores)
-        if problem.wrt != "input":
+        if problem.wrt not in ("input", "weight"):
             raise Unsupported(f"the Ascend C dialect computes input_grad and weight_grad, not {problem.wrt!r}")
         if problem.conv.groups != 1:
-            raise Unsupported(f"groups={problem.conv.groups}: Conv3DBackpropInput takes one group")
+            name = "Conv3DBackpropInput" if problem.wrt == "input" else "Conv3DBackpropFilter"
+            raise Unsupported(f"groups={problem.conv.groups}: {name} takes one group")
+        if problem.wrt == "weight":
+            return show_filter(problem, conv, args)
         host = describe(conv.output_shape, conv.weight_shape, storage_dtype(problem.dtype), input_size=conv.in_size,
                         stride=conv.stride, padding=conv.padding, dilation=conv.dilation,
                         platform=PlatformInfo.of(args.product))
         tiling = changed(find_tiling(host, args.cores), args.fields, args.cores)
         show_input(tiling, args)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OSError) as error:
         print(f"convgrad: {error}", file=sys.stderr)
         return 2
     return execute(tiling, problem, args.cores) if args.execute else 0
@@ -97,10 +99,10 @@ def three_axes(conv: Conv) -> Conv:
 
 def changed(tiling: TConv3DBackpropInputTiling, fields: list[str], cores: int) -> TConv3DBackpropInputTiling:
     """Apply `--set FIELD=VALUE` and check the result."""
-    changes = {}
+    changes, known = {}, {f.name for f in dataclass_fields(TConv3DBackpropInputTiling)}
     for text in fields:
         name, _, value = text.partition("=")
-        if not hasattr(tiling, name) or not value.lstrip("-").isdecimal():
+        if name not in known or not value.lstrip("-").isdecimal():
             raise ValueError(f"--set {text}: expected FIELD=NUMBER with a field of TConv3DBackpropInputTiling")
         changes[name] = int(value)
     if changes:
@@ -151,9 +153,16 @@ def execute(tiling: TConv3DBackpropInputTiling, problem: Problem, cores: int) ->
     return 0 if difference is None else 1
 
 
-def show_filter(problem: Problem, conv: Conv, cores: int) -> int:
+def show_filter(problem: Problem, conv: Conv, args: argparse.Namespace) -> int:
+    refused = [f"--{name}" for name, value in (
+        ("set", args.fields), ("svg", args.svg), ("png", args.png), ("json", args.json), ("cpp", args.cpp),
+        ("run", args.execute)) if value]
+    if refused:
+        raise ValueError(f"{', '.join(refused)}: for input_grad only, this is weight_grad")
+    cores: int = args.cores
     tiling = find_filter_tiling(conv.output_shape, conv.input_shape, conv.kernel_size, storage_dtype(problem.dtype),
-                                stride=conv.stride, padding=conv.padding, dilation=conv.dilation, cores=cores)
+                                stride=conv.stride, padding=conv.padding, dilation=conv.dilation, cores=cores,
+                                platform=PlatformInfo.of(args.product))
     t = tiling.dwTiling
     pieces = split_filter_pieces(tiling, cores)
     print("tiling    " + "  ".join(f"{name}={getattr(t, name)}" for name in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -90,6 +90,16 @@ def whole_numbers(method: str, **arguments: int) -> tuple[int, ...]:
     return tuple(checked_int(value, f"{method}: {name}", -2**63) for name, value in arguments.items())
 
 
+EnumT = TypeVar("EnumT", bound=IntEnum)
+
+
+def member(kind: type[EnumT], value: Any, what: str) -> EnumT:
+    """Return a member of an enumeration, given as itself or by its number; another enumeration's is an error."""
+    if isinstance(value, kind) or type(value) is int:
+        return kind(value)
+    raise TypeError(f"{what} must be a {kind.__name__}, got {value!r}")
+
+
 TYPE_NAMES = {half: "half", bfloat16_t: "bfloat16_t", float32: "float", int32_t: "int32_t"}
 SPELLINGS = ({name: dtype for dtype, name in TYPE_NAMES.items()} | {"INT32": int32_t}
              | {host.name: dtype for host, dtype in KERNEL_TYPE.items()})
@@ -125,8 +135,7 @@ class ConvType:
 
     def __post_init__(self) -> None:
         for name, kind in (("pos", TPosition), ("format", ConvFormat)):
-            if not isinstance(getattr(self, name), kind):
-                raise TypeError(f"ConvType {name} must be a {kind.__name__}, got {getattr(self, name)!r}")
+            object.__setattr__(self, name, member(kind, getattr(self, name), f"ConvType {name}"))
         object.__setattr__(self, "dtype", kernel_type(self.dtype))
 
     @property

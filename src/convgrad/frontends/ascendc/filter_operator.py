@@ -16,6 +16,7 @@ from .duration import LongRun, said_if_long
 from .filter_kernel import Conv3DBackpropFilter, FilterBlock
 from .filter_tiling import C0, Conv3dBpFilterTiling, DwTiling, TConv3DBpFilterTiling
 from .global_tensor import GlobalTensor
+from .platform import PlatformInfo
 from .tiling import host_type, six_pads
 from .tiling_struct import ceil_div
 
@@ -82,9 +83,10 @@ def filter_types(dtype: np.dtype[Any]) -> tuple[ConvType, ...]:
 
 def find_filter_tiling(dy_shape: Sequence[int], x_shape: Sequence[int], kernel_size: Sequence[int],
                        dtype: np.dtype[Any], *, stride: int | Sequence[int] = 1, padding: Any = 0,
-                       dilation: int | Sequence[int] = 1, cores: int = 1) -> TConv3DBpFilterTiling:
+                       dilation: int | Sequence[int] = 1, cores: int = 1,
+                       platform: PlatformInfo | None = None) -> TConv3DBpFilterTiling:
     """Return the tiling for a problem, its rows cut for `cores`; Unsupported with every reason if there is none."""
-    host = Conv3dBpFilterTiling()
+    host = Conv3dBpFilterTiling(platform)
     host.SetWeightShape(dy_shape[1], x_shape[1], *kernel_size)
     host.SetInputShape(*x_shape)
     host.SetGradOutputShape(*dy_shape)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from ...blocked import BLOCK_OUT
-from .conv_types import KERNEL_TYPE, ConvDtype, ConvFormat, DType, IterateOrder, TPosition, whole_numbers
+from .conv_types import KERNEL_TYPE, ConvDtype, ConvFormat, DType, IterateOrder, TPosition, member, whole_numbers
 from .platform import PlatformInfo, has_api
 from .tiling import AXES, PAD_NAMES
 from .tiling_struct import ACCUMULATOR_BYTES, ceil_div
@@ -185,14 +185,18 @@ class Conv3dBpFilterTiling:
     def SetGradOutputShape(self, n: int, c: int, d: int, h: int, w: int) -> None:
         self._grad_output = whole_numbers("SetGradOutputShape", n=n, c=c, d=d, h=h, w=w)
 
+    def _set_type(self, tensor: str, pos: TPosition, format: ConvFormat, dtype: ConvDtype) -> None:
+        member(TPosition, pos, "pos")  # where the tensor lies changes nothing
+        self._types[tensor] = (member(ConvFormat, format, "format"), member(ConvDtype, dtype, "dtype"))
+
     def SetWeightType(self, pos: TPosition, format: ConvFormat, dtype: ConvDtype) -> None:
-        self._types["weight"] = (ConvFormat(format), ConvDtype(dtype))
+        self._set_type("weight", pos, format, dtype)
 
     def SetInputType(self, pos: TPosition, format: ConvFormat, dtype: ConvDtype) -> None:
-        self._types["input"] = (ConvFormat(format), ConvDtype(dtype))
+        self._set_type("input", pos, format, dtype)
 
     def SetGradOutputType(self, pos: TPosition, format: ConvFormat, dtype: ConvDtype) -> None:
-        self._types["grad_output"] = (ConvFormat(format), ConvDtype(dtype))
+        self._set_type("grad_output", pos, format, dtype)
 
     def SetPadding(self, front: int, back: int, up: int, down: int, left: int, right: int) -> None:
         self._padding = whole_numbers("SetPadding", front=front, back=back, up=up, down=down, left=left, right=right)
@@ -205,6 +209,8 @@ class Conv3dBpFilterTiling:
 
     def GetTiling(self, tilingData: TConv3DBpFilterTiling) -> int:
         """Fill the structure; return 0, or -1 (nothing written) with reasons in `explain()`."""
+        if not isinstance(tilingData, TConv3DBpFilterTiling):
+            raise TypeError(f"GetTiling fills a TConv3DBpFilterTiling, got {type(tilingData).__name__}")
         self._refusals = self._rules()
         if self._refusals:
             return -1

@@ -52,7 +52,8 @@ class GlobalTensor:
     Parameters
     ----------
     array : C-ordered NumPy array of any shape, optional
-        The memory; it is shared, not copied. `SetGlobalBuffer` gives it later.
+        The memory; it is shared, not copied. `SetGlobalBuffer` gives it later. Make one GlobalTensor per memory and
+        index it: reads and writes are counted by that one and its shifted views together.
     offset : int
         Elements from its start.
     """

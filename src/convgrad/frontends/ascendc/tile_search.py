@@ -49,16 +49,6 @@ class KSteps(NamedTuple):
     step_b: int
 
 
-def valid_kernel_depths(tiling: TConv3DBackpropInputTiling, depth: int) -> list[tuple[int, int]]:
-    """Return (kernel depth, dY depth) for each kernel depth that contributes to a depth of dX."""
-    found = []
-    for kd in range(tiling.dk):
-        position = depth + tiling.padFront - kd * tiling.dilationD
-        if position >= 0 and position % tiling.strideD == 0 and position < tiling.dout * tiling.strideD:
-            found.append((kd, position // tiling.strideD))
-    return found
-
-
 def real_rows(tiling: TConv3DBackpropInputTiling, base_m: int, start_row: int, rows: int) -> tuple[np.ndarray, float]:
     """Return for each block of a piece the dY rows it loads (sampled if there are very many), and the scale."""
     blocks = ceil_div(rows * tiling.wi, base_m)
@@ -73,7 +63,7 @@ def real_rows(tiling: TConv3DBackpropInputTiling, base_m: int, start_row: int, r
 def candidates(tiling: TConv3DBackpropInputTiling, platform: PlatformInfo) -> list[Candidate]:
     """Return every block size that L0 can hold, cheapest first."""
     t, e, c0 = tiling, tiling.element_bytes, tiling.c0
-    kernel_depths = [len(valid_kernel_depths(t, d)) for d in range(t.di)]
+    kernel_depths = [len(t.kernel_depths(d)) for d in range(t.di)]
     passes, depths = t.batch * sum(kernel_depths), t.batch * sum(1 for count in kernel_depths if count)
     channels = t.cin1 * c0
     largest = platform.l0ASize // 2 // (c0 * e) // BLOCK_OUT * BLOCK_OUT

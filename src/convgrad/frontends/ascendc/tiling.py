@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...problem import checked_padding
-from .conv_types import HOST_TYPE, KERNEL_TYPE, ConvDtype, ConvFormat, TPosition, whole_numbers
+from .conv_types import HOST_TYPE, KERNEL_TYPE, ConvDtype, ConvFormat, TPosition, member, whole_numbers
 from .platform import PlatformInfo, has_api
 from .tile_search import search, smallest_l1
 from .tiling_struct import Conv3DBackpropInputTilingData, TConv3DBackpropInputTiling, ceil_div
@@ -42,7 +42,6 @@ class Conv3DBpInputTiling:
         self._formats = {"weight": ConvFormat.FRACTAL_Z_3D, "input": ConvFormat.NDC1HWC0,
                          "grad_output": ConvFormat.NDC1HWC0}
         self._dtypes: dict[str, ConvDtype] = {}  # FLOAT16 if no type setter is called
-        self._positions = dict.fromkeys(self._formats, TPosition.GM)
         self._refusals: list[str] = []
 
     # Setters
@@ -78,9 +77,9 @@ class Conv3DBpInputTiling:
         return True
 
     def _set_type(self, tensor: str, pos: TPosition, format: ConvFormat, dtype: ConvDtype) -> None:
-        self._positions[tensor] = TPosition(pos)
-        self._formats[tensor] = ConvFormat(format)
-        self._dtypes[tensor] = ConvDtype(dtype)
+        member(TPosition, pos, "pos")  # where the tensor lies changes nothing
+        self._formats[tensor] = member(ConvFormat, format, "format")
+        self._dtypes[tensor] = member(ConvDtype, dtype, "dtype")
 
     def SetWeightType(self, pos: TPosition, format: ConvFormat, dtype: ConvDtype) -> None:
         self._set_type("weight", pos, format, dtype)
@@ -118,6 +117,9 @@ class Conv3DBpInputTiling:
 
     def GetTiling(self, tilingData: Conv3DBackpropInputTilingData | TConv3DBackpropInputTiling) -> int:
         """Fill the structure with a tiling that fits; return 0, or -1 (nothing written) with reasons in `explain()`."""
+        if not isinstance(tilingData, (Conv3DBackpropInputTilingData, TConv3DBackpropInputTiling)):
+            raise TypeError("GetTiling fills a Conv3DBackpropInputTilingData or its conv3DDxTiling, got "
+                            f"{type(tilingData).__name__}")
         self._refusals = self._first_rules()
         if not self._refusals:
             tiling = self._geometry()

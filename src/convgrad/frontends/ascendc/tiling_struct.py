@@ -203,6 +203,15 @@ class TConv3DBackpropInputTiling:
         """Rows at the bottom of dX that no row of dY reaches; the last piece leaves them out."""
         return max(0, self.backpropPadDown - self.dilationH * (self.hk - 1))
 
+    def kernel_depths(self, depth: int) -> list[tuple[int, int]]:
+        """Return (kernel depth, dY depth) for each kernel depth that contributes to a depth of dX."""
+        found = []
+        for kd in range(self.dk):
+            position = depth + self.padFront - kd * self.dilationD
+            if position >= 0 and position % self.strideD == 0 and position < self.dout * self.strideD:
+                found.append((kd, position // self.strideD))
+        return found
+
     def memory_use(self) -> dict[str, int]:
         """Return the bytes in use: L0A, L0B (one of their buffers), L0C, and L1 by queue."""
         e = self.element_bytes

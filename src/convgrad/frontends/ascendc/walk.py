@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 from .conv_types import IterateOrder
-from .tile_search import valid_kernel_depths
 from .tiling_struct import TConv3DBackpropInputTiling, ceil_div
 
 
@@ -103,7 +102,7 @@ class Walk:
                  batch: int = 0, group: int = 0) -> None:
         self.tiling, self.shape, self.depth, self.start_row = tiling, shape, depth, start_row
         self.batch, self.group = batch, group
-        self.kernel_depths = tuple(valid_kernel_depths(tiling, depth))
+        self.kernel_depths = tuple(tiling.kernel_depths(depth))
 
     def __len__(self) -> int:
         return self.shape.m_iter * self.shape.n_iter

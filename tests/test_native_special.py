@@ -1,0 +1,167 @@
+"""The native families for depthwise, grouped and few-channel convolutions, each forced in turn where it can serve."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import oracle
+import pytest
+
+from convgrad import Problem, Unsupported, plan
+from convgrad.plan import clear_plan_cache
+from convgrad.problem import COMPUTE_MODES
+from convgrad.verify import real_operands
+
+pytestmark = pytest.mark.skipif("native" not in oracle.available_backends(), reason="the native module is not built")
+
+# Geometries of the classes these kernels are for: sizes beside vector widths, all ranks, strides, dilations, pads.
+DEPTHWISE = [
+    "n2 c16 k16 i9x11 w3x3 p1x1 g16", "n2 c37 k37 i9x11 w3x3 s2x2 p1x1 g37", "n1 c48 k96 i9x7 w5x4 s2x1 p2:1x0:3 d1x2 g48",
+    "n3 c37 k37 i50 w4 p3:0 g37", "n1 c20 k20 i6x7x8 w3x2x3 s1x2x2 p1x1x1 g20", "n1 c32 k32 i20x20 w31x31 p15x15 g32",
+    "n1 c18 k18 i10x10 w3x3 s4x4 p5x5 g18", "n2 c17 k17 i3x3 w2x2 s4x4 g17", "n1 c16 k16 i300 w3 p128 d128 g16",
+    "n5 c3 k3 i12x10 w3x3 p1x1 g3", "n1 c33 k33 i5x6x9 w5x5x5 p2x2x2 g33", "n2 c64 k192 i8x8 w3x3 p1x1 g64",
+    "n2 c40 k40 i11x12 w5x5 s3x2 p2x2 d2x3 g40",
+]
+GROUPED = [
+    "n2 c64 k64 i8x8 w3x3 p1x1 g16", "n2 c6 k12 i8x9 w3x3 s2x2 p1x1 g3", "n2 c96 k96 i8x9 w3x3 s3x3 p1x1 d2x2 g32",
+    "n2 c40 k80 i30 w7 s3 p3 d2 g8", "n1 c128 k64 i8x9 w3x3 p1x1 g8", "n2 c96 k48 i4x5x6 w3x3x3 s2x1x2 p1x1x1 g12",
+    "n1 c72 k36 i12x5 w1x1 g12", "n2 c160 k160 i5x5 w3x3 p1x1 g10",
+]
+FEW = [
+    "n2 c3 k20 i9x11 w3x3 p1x1", "n2 c1 k33 i9x11 w3x3 s2x2 p1x1", "n1 c4 k16 i6x7x8 w3x2x3 s1x2x2 p1x1x1",
+    "n3 c3 k40 i50 w10 s5", "n2 c3 k48 i16x16 w4x4 s4x4", "n10 c3 k40 i2x4x4 w2x4x4 s2x4x4", "n2 c32 k4 i5x8x8 w3x3x3 p1x1x1",
+    "n2 c64 k1 i9x8 w3x3 s2x2 p1x1", "n1 c40 k3 i12x13 w5x4 s2x1 p2:1x0:3 d1x2", "n2 c36 k72 i40 w9 p4 g3",
+    "n2 c3 k20 i3x3 w2x2 s4x4", "n60 c2 k20 i3 w3", "n5 c20 k2 i3x3 w3x3 p1:0x2:1", "n1 c16 k16 i7x7 w3x3 p4x4",
+    "n3 c130 k5 i7x7 w3x3 p1x1", "n60 c5 k130 i2x2 w2x2", "n2 c3 k70 i13x12 w7x7 s2x2 p3x3",
+]
+CASES = [("grouped", text) for text in DEPTHWISE + GROUPED] + [("few", text) for text in FEW + GROUPED[:3]]
+RESULTS = ("conv", "input_grad", "weight_grad", "weight_grad+bias_grad")
+FORMATS = ("f64", "f32", "bf16", "f16", "f16>f32", "e4m3", "e4m3>e4m3", "e5m2>bf16", "hif8", "hif8>hif8", "bf16>f64")
+LAST = {1: "NLC", 2: "NHWC", 3: "NDHWC"}
+
+
+def asked(result: str, dtype: str, text: str, last: bool = False) -> Problem:
+    problem = Problem.parse(f"{result} {dtype} {text}")
+    return problem.with_(layout=LAST[problem.conv.axes]) if last else problem
+
+
+@pytest.fixture(autouse=True)
+def _no_plan_survives() -> Iterator[None]:
+    clear_plan_cache()
+    yield
+    clear_plan_cache()
+
+
+def force(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONVGRAD_FAMILY", family)
+    clear_plan_cache()
+
+
+@pytest.mark.parametrize(("family", "text"), CASES)
+def test_integers_bit_by_bit(family: str, text: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    force(family, monkeypatch)
+    for place, dtype in enumerate(FORMATS):
+        for turn, result in enumerate(RESULTS):
+            problem = asked(result, dtype, text, last=(place + turn) % 2 == 1)
+            assert plan(problem, backend="native").kernel.startswith(("depthwise", "grouped") if family == "grouped" else
+                                                                     "few")
+            oracle.check_exact(problem, "native", seed=seed, thin=place % 2 == 0, style=oracle.STYLES[(place + turn) % 4])
+
+
+@pytest.mark.parametrize(("family", "text"), CASES)
+def test_real_numbers_within_the_bound(family: str, text: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    force(family, monkeypatch)
+    for place, dtype in enumerate(("f32", "bf16", "f16", "f64")):
+        for turn, result in enumerate(RESULTS):
+            oracle.check_bound(asked(result, dtype, text, last=turn % 2 == 0), "native", seed=seed,
+                               style=oracle.STYLES[(place + turn) % 4])
+
+
+@pytest.mark.parametrize(("family", "text"), CASES)
+def test_padding_meets_no_inf(family: str, text: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inf and NaN in weights and gradients reach the sums that contain them, and no sum through padded positions."""
+    force(family, monkeypatch)
+    for turn, result in enumerate(RESULTS):
+        for dtype in ("f32", "f16"):
+            oracle.check_nonfinite(asked(result, dtype, text, last=turn % 2 == 1), "native", seed=seed, spots=3)
+
+
+@pytest.mark.parametrize(("family", "text"), [CASES[0], CASES[5], CASES[13], CASES[21], CASES[24], CASES[30]])
+def test_compute_modes(family: str, text: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    force(family, monkeypatch)
+    for mode in COMPUTE_MODES[1:]:
+        for result in RESULTS:
+            oracle.check_bound(asked(result, "f32", text).with_(compute=mode), "native", seed=seed)
+
+
+@pytest.mark.parametrize(("family", "text"), CASES)
+def test_same_bits_for_any_number_of_threads(family: str, text: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    force(family, monkeypatch)
+    for result in RESULTS:
+        problem = asked(result, "f32", text)
+        operands = real_operands(problem, seed)
+        bits = {tuple(array.tobytes() for array in
+                      oracle.run_guarded(problem, "native", operands, num_threads=threads) or ())
+                for threads in (1, 2, 3, 7)}
+        assert len(bits) == 1, str(problem)
+
+
+@pytest.mark.parametrize(("family", "text"), CASES[::3])
+def test_less_workspace(family: str, text: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit is kept; below the stated minimum the refusal says it, and the result is right all the way down."""
+    force(family, monkeypatch)
+    for result in RESULTS:
+        problem = asked(result, "f32", text)
+        limit = plan(problem, backend="native", num_threads=2).workspace_bytes
+        while limit > 0:
+            limit = limit * 2 // 3
+            try:
+                plan(problem, backend="native", num_threads=2, max_workspace_bytes=limit)
+            except Unsupported as error:
+                assert "needs at least" in str(error)
+                break
+            oracle.check_exact(problem, "native", seed=seed, num_threads=2, max_workspace_bytes=limit)
+
+
+def test_layouts_agree_bit_by_bit(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of a sum does not depend on where the operands lie."""
+    force("grouped", monkeypatch)
+    for text in (DEPTHWISE[0], DEPTHWISE[5], GROUPED[0]):
+        for result in ("conv", "input_grad"):
+            first = asked(result, "f32", text)
+            operands = real_operands(first, seed)
+            results = [oracle.run_guarded(problem, "native", operands) for problem in
+                       (first, asked(result, "f32", text, last=True))]
+            assert results[0] is not None and results[1] is not None
+            assert np.array_equal(results[0][0], results[1][0])
+
+
+@pytest.mark.parametrize("level", ["generic", "avx2", "avx512"])
+def test_every_instruction_set(level: str) -> None:
+    """The level is chosen when the module is loaded, so each has a process of its own."""
+    code = f"""
+import sys
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+import os, oracle, test_native_special as special
+from convgrad import _native
+if _native.isa() != {level!r}:
+    sys.exit(77)
+from convgrad.plan import clear_plan_cache
+for place, (family, text) in enumerate(special.CASES):
+    os.environ["CONVGRAD_FAMILY"] = family
+    clear_plan_cache()
+    for turn, result in enumerate(special.RESULTS):
+        dtype = special.FORMATS[(place + turn) % len(special.FORMATS)]
+        oracle.check_exact(special.asked(result, dtype, text, (place + turn) % 2 == 1), "native")
+        oracle.check_bound(special.asked(result, "f32", text, turn % 2 == 1), "native")
+        oracle.check_nonfinite(special.asked(result, "bf16", text), "native")
+"""
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "CONVGRAD_ISA": level}, check=False,
+                          capture_output=True, text=True, timeout=600)
+    if done.returncode == 77:
+        pytest.skip(f"this machine does not run {level}")
+    assert done.returncode == 0, done.stderr[-2000:]
