@@ -24,7 +24,6 @@ class Launch:
     warps: int = 4
     stages: int = 3
     leading: Callable[..., tuple[Any, ...]] | None = None  # makes the first kernel arguments from the tensors
-    again: Callable[..., tuple[Any, ...]] | None = None  # the same for later launches, where that can be had faster
     registers: int | None = None  # most registers of a thread, where the compiler should not choose
 
     @property
@@ -60,7 +59,7 @@ class Step:
             grid = (*launch.grid, 1, 1)[:3]
             names = self.kernel.arg_names[len(first) + len(launch.scalars):]
             fixed = (*launch.scalars, *(launch.constants[name] for name in names))
-            self.ready[key] = (compiled[grid], launch.again or launch.leading, fixed)
+            self.ready[key] = (compiled[grid], launch.leading, fixed)
 
 
 def aligned_strides(strides: Sequence[int], limit: int = 16) -> tuple[int, tuple[int, ...]]:

@@ -20,6 +20,26 @@ from .tuning import Choice, fields_of
 from .weight_lines import line_weight_kernel
 
 MOST_VIEWS = 4  # of x, that one launch takes
+# The tiles whose results were compared with a reference on an H200: output channels, input channels and pixels of a
+# line, then the taps a program without chains and with chains. Others compile, but only these are chosen.
+SEEN_RIGHT: dict[tuple[int, int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {
+    (64, 16, 64): ((1, 2, 3, 4), (3, 4, 6)),
+    (64, 16, 128): ((1, 5), (5,)),
+    (64, 32, 64): ((1, 2, 3, 5), (2, 3, 4)),
+    (64, 32, 128): ((), (3,)),
+    (64, 64, 64): ((1, 3), (2, 3, 4)),
+    (64, 128, 64): ((1, 2), (3, 4)),
+    (64, 256, 64): ((1,), ()),
+    (128, 32, 64): ((1, 2), ()),
+    (128, 64, 64): ((1, 2, 4), ()),
+    (128, 64, 128): ((2,), ()),
+    (128, 128, 64): ((1, 2), (2, 3)),
+    (128, 256, 64): ((1,), ()),
+    (256, 64, 64): ((1,), (2, 3)),
+    (256, 128, 64): ((1,), ()),
+}
+# Estimated times below which `weight.py` was as often faster, launching included.
+SHORTEST = 50e-6
 # What the cost model counts with, in operations, bytes and seconds, fitted to layers measured on an H200: rates of the
 # products by the columns of a tile, and of copies from the cache by the channels of a pixel that are copied together.
 PRODUCTS = {16: 335e12, 32: 560e12, 64: 790e12, 128: 930e12, 256: 930e12}
@@ -58,20 +78,11 @@ class LineTile:
 
 def lines_fit(problem: Problem, geo: Geometry) -> bool:
     """Whether the copies and tensor cores can do this problem: aligned 16-bit channels, and enough of them."""
-    return not INTERPRETED and channels_fit(problem, geo) and min(geo.group_in, geo.group_out) >= 16
-
-
-def packed_groups(geo: Geometry) -> int:
-    """How many groups make one dense tile: products between groups are thrown away, but few channels fill no tile."""
+    if INTERPRETED or not channels_fit(problem, geo):
+        return False
     fewest = min(geo.group_in, geo.group_out)
-    if geo.groups == 1 or fewest >= 32:
-        return 1
-    return next((count for count in range(1, geo.groups + 1) if geo.groups % count == 0 and count * fewest >= 64), 1)
-
-
-def packed(geo: Geometry, count: int) -> Geometry:
-    """The same tensors with `count` groups seen as one."""
-    return replace(geo, groups=geo.groups // count, group_in=geo.group_in * count, group_out=geo.group_out * count)
+    # of the grouped layers that were timed, those with a stride or under 32 channels were not faster than `weight.py`
+    return fewest >= 16 if geo.groups == 1 else fewest >= 32 and geo.phases == 1
 
 
 def folded_axes(problem: Problem, geo: Geometry) -> int:
@@ -138,7 +149,7 @@ class LinePlan:
     def write(self, dy: Any, x: Any, result: Any) -> None:
         """Write partial sums to a result (run, O, I, three axes), or the gradient itself to one without runs.
 
-        Folded axes need the former, also for a single run: a gradient may lie in any layout.
+        Folded axes need the former: a gradient may lie in any layout.
         """
         if self.fold:
             runs, outputs, inputs, *taps = result.shape
@@ -152,33 +163,35 @@ def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choi
     """The plan of the measured choice, or of the cost model; None where lines do not fit or are not chosen."""
     if choice is not None and choice["kernel"] != "lines":
         return None
-    fold, groups = folded_axes(problem, geo), packed_groups(geo)
-    seen = packed(folded(geo, fold), groups)
+    fold = folded_axes(problem, geo)
+    seen = folded(geo, fold)
     if not lines_fit(problem, seen):
         return None
     tile = LineTile(**fields_of(choice)) if choice is not None else None
     if tile is None or tile.splits > most_splits(geo, max_workspace):
         tile = choose_lines(seen, max_workspace)
-    weight_bytes = 4 * geo.groups * geo.group_out * geo.group_in * geo.taps
-    if tile is None or (fold and max_workspace is not None and max_workspace < weight_bytes):
+    if tile is None or (fold and (tile.splits == 1 or view_count(seen, tile) > 1)):  # several views: was slower
         return None
-    return LinePlan(geo, fold, tile, line_weight(seen, tile, groups))
+    if choice is None and tile.seconds < SHORTEST:
+        return None
+    return LinePlan(geo, fold, tile, line_weight(seen, tile))
 
 
-def tile_shapes(geo: Geometry) -> Iterator[tuple[int, int, int, int, bool]]:
-    """(BK, CB, taps a program, axis of the taps, chained) of every tile that is worth a thought."""
+def tile_shapes(geo: Geometry) -> Iterator[tuple[int, int, int, int, bool, int]]:
+    """(BK, CB, taps a program, axis of the taps, chained, pixels of a line) of every tile that is worth a thought."""
     axes = [axis for axis in range(3) if geo.kernel[axis] > 1] or [2]
-    for bk, cb in product((64, 128, 256), (16, 32, 64, 128, 256)):
+    for (bk, cb, pixels), (apart, chained) in SEEN_RIGHT.items():
         if bk >= 2 * max(64, geo.group_out) or cb >= 2 * max(16, geo.group_in):
             continue
         for axis in axes:
-            for taps in range(1, min(geo.kernel[axis], 8) + 1):
-                if bk * cb * taps > 192 * 256 or \
-                        (taps > 1 and -(-geo.kernel[axis] // taps) == -(-geo.kernel[axis] // (taps - 1))):
-                    continue
+            for taps in {1, *apart, *chained} & set(range(1, geo.kernel[axis] + 1)):
+                if taps > 1 and -(-geo.kernel[axis] // taps) == -(-geo.kernel[axis] // (taps - 1)):
+                    continue  # fewer taps need no more programs
                 overlap = taps > geo.stride[axis] and (geo.stride[axis] == 1 or geo.dilation[axis] == 1)
-                for chain in (True, False) if overlap else (False,):
-                    yield bk, cb, taps, axis, chain
+                if taps in chained and overlap:
+                    yield bk, cb, taps, axis, True, pixels
+                if taps in apart:
+                    yield bk, cb, taps, axis, False, pixels
 
 
 def line_box(geo: Geometry, axis: int, taps: int, chain: bool, pixels: int) -> Box | None:
@@ -221,6 +234,11 @@ def lines_of(geo: Geometry, box: Box, axis: int, chain: bool) -> Lines:
     return Lines(length, spread, tuple(boxes), direct)  # type: ignore[arg-type]
 
 
+def view_count(geo: Geometry, tile: LineTile) -> int:
+    """How many phases of x the copies of a tile see."""
+    return views(geo, list(lines_of(geo, tile.box, tile.axis, tile.chain).direct))
+
+
 def tile_count(geo: Geometry, bk: int, cb: int, taps: int, axis: int) -> int:
     return (-(-geo.group_out // bk) * -(-geo.group_in // cb) * geo.groups * (geo.taps // geo.kernel[axis])
             * -(-geo.kernel[axis] // taps))
@@ -233,14 +251,15 @@ def choose_lines(geo: Geometry, max_workspace: int | None) -> LineTile | None:
 
 def worth_measuring(problem: Problem, geo: Geometry, count: int = 6) -> list[LineTile]:
     """The best tiles of different kinds: chains on each axis, several taps without chains, single taps."""
-    seen = packed(folded(geo, folded_axes(problem, geo)), packed_groups(geo))
+    fold = folded_axes(problem, geo)
+    seen = folded(geo, fold)
     if not lines_fit(problem, seen):
         return []
     found: list[LineTile] = []
     kinds: set[tuple[int, bool, int]] = set()
     for tile in sorted(all_lines(seen, None), key=lambda tile: tile.seconds):
         kind = (tile.axis if tile.NT > 1 else 3, tile.chain, tile.BK * tile.CB)
-        if kind not in kinds:
+        if kind not in kinds and not (fold and tile.splits == 1):
             kinds.add(kind)
             found.append(tile)
     return found[:count]
@@ -248,8 +267,8 @@ def worth_measuring(problem: Problem, geo: Geometry, count: int = 6) -> list[Lin
 
 def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
     weight_bytes = 4 * geo.groups * geo.group_out * geo.group_in * geo.taps
-    for (bk, cb, taps, axis, chain), pixels in product(tile_shapes(geo), (64, 128)):
-        box = line_box(geo, axis, taps, chain, pixels) if pixels == 64 or bk * cb * taps <= 128 * 128 else None
+    for bk, cb, taps, axis, chain, pixels in tile_shapes(geo):
+        box = line_box(geo, axis, taps, chain, pixels)
         if box is None:
             continue
         lines = lines_of(geo, box, axis, chain)
@@ -295,33 +314,14 @@ def box_descriptor(tensor: Any, box: Box, channels: int) -> TensorDescriptor:
                             gl.NVMMASharedLayout(min(128, 2 * channels), 16, rank=5))
 
 
-class PlacedBox:
-    """A descriptor for a later launch: the same box at another address, without the checks of the first."""
-
-    padding = "zero"
-
-    def __init__(self, start: int, offset: int, shape: Any, strides: Any) -> None:
-        self.address, self.shape, self.strides = start + offset, shape, strides
-
-    @property
-    def base(self) -> PlacedBox:
-        return self
-
-    def data_ptr(self) -> int:
-        return self.address
-
-
 def phase_taps(geo: Geometry, axis: int) -> list[int]:
     """The phase of x (residue modulo the stride) that each tap of an axis reads, as far as they differ."""
     stride, step = geo.stride[axis], geo.stride[axis] // geo.common[axis]
     return [(tap * geo.dilation[axis] - geo.pad[axis]) % stride for tap in range(min(step, geo.kernel[axis]))]
 
 
-def line_weight(geo: Geometry, tile: LineTile, groups: int = 1) -> Step:
-    """The launch that writes the partial sums of all runs, or with one run the weight gradient itself.
-
-    A group of `geo` is `groups` groups of the problem, see `packed_groups`.
-    """
+def line_weight(geo: Geometry, tile: LineTile) -> Step:
+    """The launch that writes the partial sums of all runs, or with one run the weight gradient itself."""
     lines = lines_of(geo, tile.box, tile.axis, tile.chain)
     run = -(-lines.count // tile.splits)
     tiles = tile_count(geo, tile.BK, tile.CB, tile.NT, tile.axis)
@@ -343,23 +343,13 @@ def line_weight(geo: Geometry, tile: LineTile, groups: int = 1) -> Step:
         r_split, ro, ri, *r = tuple(result.stride()) if result.dim() == 6 else (0, *strides_of(result))
         constants = {**geo.constants(), **{f"F{axis}": len(phases[axis]) for axis in range(3)},
                      **{f"J{axis}": geo.stride[axis] if lines.direct[axis] else 1 for axis in range(3)},
-                     "KG": geo.group_out, "CG": geo.group_in, "GP": groups, "SPLITS": tile.splits,
+                     "KG": geo.group_out, "CG": geo.group_in, "SPLITS": tile.splits,
                      "AXIS": tile.axis, "NT": tile.NT, "CHAIN": tile.chain, "PN": pn, "B0": b0, "B1": b1, "B2": b2,
                      "BK": tile.BK, "CB": tile.CB,
                      "YS": tile.y_slots, "XS": tile.x_slots, "WARPS": tile.warps}
         scalars = (geo.batch, *geo.y, *geo.x, lines.length, lines.spread, *lines.boxes[1:], lines.count, run, yn, *y,
                    xn, *xs, r_split, ro, ri, *r)
-        # NOTE: later launches must not keep the tensors of the first alive: only offsets, extents and strides stay
-        boxes = [box for box in leading(dy, x, result)[:1 + MOST_VIEWS] if box is not None]
-        of_dy = (0, boxes[0].shape, boxes[0].strides)
-        of_x = [(box.base.data_ptr() - x.data_ptr(), box.shape, box.strides) for box in boxes[1:]]
-        unused = [None] * (MOST_VIEWS - len(of_x))
-
-        def again(dy: Any, x: Any, result: Any) -> tuple[Any, ...]:
-            start = x.data_ptr()
-            return (PlacedBox(dy.data_ptr(), *of_dy), *[PlacedBox(start, *box) for box in of_x], *unused, dy, x, result)
-
-        return Launch((tiles * tile.splits,), scalars, constants, tile.warps, 1, leading, again,
+        return Launch((tiles * tile.splits,), scalars, constants, tile.warps, 1, leading,
                       HALF_REGISTERS if tile.together == 2 else None)
 
     return Step(line_weight_kernel, launch)

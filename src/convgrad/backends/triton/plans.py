@@ -161,22 +161,17 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
         name = f"lines_{name.split('_')[1]}_{lines.tile.BK}x{lines.tile.NT}x{lines.tile.CB}_split{splits}"
     add = Step(reduce_kernel, lambda partial, result: reduce_launch(geo, splits, result))
     shape = (splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
-    parted = splits > 1 or (lines is not None and lines.fold > 0)
-    partial_bytes = (8 if problem.dtype == "float64" else 4) * math.prod(shape) if parted else 0
+    partial_bytes = (8 if problem.dtype == "float64" else 4) * math.prod(shape) if splits > 1 else 0
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
         dw = results[0]
-        by_lines = lines is not None and lines.take(*operands)
-        if not (parted if by_lines else splits > 1):
-            partial = target = dw
-        else:
-            partial = scratch(problem, workspace, shape, dw)
-            target = partial.permute(0, 1, 5, 2, 3, 4)
-        if lines is not None and by_lines:
+        partial = scratch(problem, workspace, shape, dw) if splits > 1 else dw
+        target = partial.permute(0, 1, 5, 2, 3, 4) if splits > 1 else dw
+        if lines is not None and lines.take(operands[0], operands[1]):
             lines.write(operands[0], operands[1], target)
         else:
             step(*operands, target, table_for(problem, dw))
-        if partial is not dw:
+        if splits > 1:
             add(partial, dw)
 
     return Plan(problem, "triton", name, on_tensors(problem, run), partial_bytes, (note,))

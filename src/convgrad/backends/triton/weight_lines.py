@@ -121,7 +121,10 @@ def copy_x(x_boxes, phase, slots, full, empty, run, column, shape, taps, AXIS: g
                 if AXIS == 2:
                     i2 += t * D
                 for p in gl.static_range(len(x_boxes)):
-                    if phase == p:
+                    if len(x_boxes) == 1:  # noqa: SIM114  decided by the compiler, the other one at run time
+                        tma.async_copy_global_to_shared(x_boxes[p], [n, i0, i1, i2, column], full.index(slot),
+                                                        slots.index(slot))
+                    elif phase == p:
                         tma.async_copy_global_to_shared(x_boxes[p], [n, i0, i1, i2, column], full.index(slot),
                                                         slots.index(slot))
                 slot, carry = wrapped(slot, 1, SLOTS)
@@ -244,7 +247,7 @@ def any_nan(value):
 def sum_and_store(slots, barriers, pointers, result, places, shape, extents, steps, first_tap, offset, result_steps,
                   AXIS: gl.constexpr, NT: gl.constexpr, ADVANCE: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr,
                   GEOMETRY: gl.constexpr, KERNEL: gl.constexpr, BP: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr,
-                  KG: gl.constexpr, CG: gl.constexpr, GP: gl.constexpr, YS: gl.constexpr, XS: gl.constexpr,
+                  KG: gl.constexpr, CG: gl.constexpr, YS: gl.constexpr, XS: gl.constexpr,
                   WARPS: gl.constexpr):
     """The multiplying warps: all lines of the run, then the sums of each tap to the result."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, CB, 16])
@@ -255,9 +258,6 @@ def sum_and_store(slots, barriers, pointers, result, places, shape, extents, ste
     k = k_tile + gl.arange(0, BK, layout=gl.SliceLayout(1, layout))
     c = c_tile + gl.arange(0, CB, layout=gl.SliceLayout(0, layout))
     there = (k < KG)[:, None] & (c < CG)[None, :]
-    if GP > 1:  # of several groups in a tile only the products within a group are wanted
-        there = there & ((k // (KG // GP))[:, None] == (c // (CG // GP))[None, :])
-        c = c % (CG // GP)
     where = (k.to(gl.int64) * r_k)[:, None] + (c.to(gl.int64) * r_c)[None, :]
     tap0, tap1, tap2 = first_tap
     for t in gl.static_range(NT):
@@ -288,8 +288,7 @@ def line_weight_kernel(
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
         F0: gl.constexpr, F1: gl.constexpr, F2: gl.constexpr,  # views of x: phases that some tap reads
         J0: gl.constexpr, J1: gl.constexpr, J2: gl.constexpr,  # stride within a view
-        KG: gl.constexpr, CG: gl.constexpr, GP: gl.constexpr,  # output and input channels of GP groups
-        SPLITS: gl.constexpr,
+        KG: gl.constexpr, CG: gl.constexpr, SPLITS: gl.constexpr,
         AXIS: gl.constexpr, NT: gl.constexpr, CHAIN: gl.constexpr,
         PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr,
         YS: gl.constexpr, XS: gl.constexpr, WARPS: gl.constexpr):
@@ -362,7 +361,7 @@ def line_weight_kernel(
         [(sum_and_store, (slots, barriers, (dy, x), result_at, (begin, end), shape, (N, Q0, Q1, Q2, X0, X1, X2),
                           (y_n, y_0, y_1, y_2, x_n, x_0, x_1, x_2), (tap0, tap1, tap2), offset,
                           (r_k, r_c, r_0, r_1, r_2), AXIS, NT, ADVANCE, BOX, STEP, GEOMETRY, (K0, K1, K2), BP, BK, CB,
-                          KG, CG, GP, YS, XS, WARPS)),
+                          KG, CG, YS, XS, WARPS)),
          (copy_dy, (dy_box, y_slots, y_full, y_empty, (begin, end), group * KG + k_tile, shape, AXIS, BOX, STEP, YS,
                     BP * BK * 2)),
          (copy_x, (x_boxes, phase, x_slots, x_full, x_empty, (begin, end), group * CG + c_tile, shape,
