@@ -78,9 +78,9 @@ def box_gather_kernel(
         MOVE1: tl.constexpr = D1
         MOVE2: tl.constexpr = D2
     slots = slots0 * slots1 * slots2
-    # NOTE: channels are the rows of the product and positions its columns. The other way round, Triton 3.6 takes the
-    # reshaped box through registers and overwrites them while earlier products still read them: wrong sums, the more
-    # the wider the tile (seen on an H200). A second operand always stays in shared memory.
+    # NOTE: channels are the rows of the product and positions its columns. The other way round gave wrong sums on an
+    # H200 (tiles of 256 channels). The code Triton 3.6 made then took the reshaped box through registers and loaded the
+    # next one with products in flight, the suspected cause. A second operand always stays in shared memory.
     acc = tl.zeros([BN, BM], dtype=tl.float32)
     for step in range(0, slots * SUM_TILES):
         c = (step % SUM_TILES) * CB

@@ -201,7 +201,9 @@ def weight_launch(geo: Geometry, tile: WeightTile, numbers: dict[str, Any], dy: 
         r_split, (ro, ri, *r) = 0, strides_of(result)
     boxes = tuple(-(-extent // size) for extent, size in zip((geo.batch, *geo.y), tile.box))
     run = -(-math.prod(boxes) // tile.SPLITS)
-    stages = min(tile.stages, run)  # NOTE: pipelines longer than their loop gave wrong sums with Triton 3.6 on an H200
+    # NOTE: the small problems that were wrong on an H200 had pipelines longer than their loops, as had right ones; one
+    # became right when its pipeline was cut. A precaution.
+    stages = min(tile.stages, run)
     channels = geo.group_in * tile.GP
     if tile.FLAT:
         columns = -(-geo.taps * channels // (tile.TS * tile.CB))
