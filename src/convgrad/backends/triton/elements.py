@@ -78,9 +78,9 @@ def wide(value, WIDE: tl.constexpr):
 def settled(acc):
     """The sums, after all products added to them are finished.
 
-    NOTE: where the first operand was computed (decoded, rounded, reshaped), Triton 3.6 makes code that loads the next one
-    into registers with products in flight. That is the suspected, not confirmed, cause of wrong sums seen on an H200. A
-    use of the sums in every step makes it wait.
+    NOTE: where the first operand was computed (decoded, rounded, reshaped), Triton 3.6 makes code that loads the next
+    one into registers with products in flight. That is the suspected, not confirmed, cause of wrong sums seen on an
+    H200. A use of the sums in every step makes it wait.
     """
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [acc], dtype=tl.float32, is_pure=True, pack=1)
 
@@ -95,7 +95,8 @@ def has_nan(value):
 def only(value, there):
     """Zero where not `there`.
 
-    NOTE: also keeps Triton 3.6 from turning load-reshape-dot into a reshaped view of shared memory, which does not compile
-    for runs of fewer than 8 elements. One problem with runs of 8 was wrong on an H200 without this and right with it.
+    NOTE: also keeps Triton 3.6 from turning load-reshape-dot into a reshaped view of shared memory, which does not
+    compile for runs of fewer than 8 elements. One problem with runs of 8 was wrong on an H200 without this and right
+    with it.
     """
     return tl.where(there, value, tl.zeros(value.shape, value.dtype))
