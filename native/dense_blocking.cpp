@@ -9,14 +9,16 @@
 namespace convgrad {
 namespace {
 
-// The part of L2 that a packed box may take; half of the smallest L2 this was tuned for (1 MiB, Zen 4).
+// The part of L2 that a packed box may take: a third of the smallest L2 this was tuned for (1 MiB, Zen 4), because the
+// next tile's pixels arrive while this one is multiplied.
 // NOTE: a constant, not the machine's cache size: it decides the order of sums, which must not differ by machine.
-constexpr int64_t box_budget = 448 << 10;
+constexpr int64_t box_budget = 320 << 10;
 constexpr int64_t sums_budget = 512 << 10;
 constexpr int64_t tasks_wanted = 16;  // enough to share among a few threads
 
 // Cycles per element, measured on Zen 4: copying lines, transposing them, storing along a line, storing scattered.
 constexpr double copy_cycles = 0.2, transpose_cycles = 0.5, store_cycles = 0.15, scatter_cycles = 1.0;
+constexpr double line_cycles = 20;  // for starting a line
 constexpr double call_cycles = 40, tap_cycles = 8, sums_cycles = 0.1;
 
 AxisPhase all_pixels(int64_t count, size_t taps) {
@@ -152,6 +154,7 @@ double Correlation::choose_blocking(int64_t element_bytes, int64_t limit, int64_
           double cycles = pixels * columns * double(padded(reduced)) * double(tap_total) * flop;
           cycles += double(strips * panel_count * count) * (call_cycles * double(phases.size()) + tap_cycles * double(tap_total));
           cycles += double(positions * reduced * block_count) * (from_last == rows ? copy_cycles : transpose_cycles);
+          cycles += double(positions * block_count) * line_cycles * (from_last ? 1 : double(reduced) / double(layout.pitch));
           cycles += double(h * w * d * results) * double(phases.size()) *
                     (to_last == rows && (rows || taps[2].step > 0) && (rows || forward || geo.stride[2] == 1)
                          ? store_cycles : scatter_cycles);

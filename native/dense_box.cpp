@@ -69,11 +69,19 @@ int64_t place(Arrange arrange, int64_t position, int64_t pitch) {
   }
 }
 
+// Starts to bring the row of pixels that lies `distance` bytes further into the cache, channels last.
+void fetch_row(const Matrix& matrix, int64_t distance) {
+  const int64_t bytes = matrix.channels * std::abs(matrix.channel_stride);
+  for (int64_t p = matrix.first; p < matrix.last; ++p)
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(matrix.data + p * matrix.position_stride + distance + at);
+}
+
 // The rows of the box one after the other, for some of the channels.
 template <typename T>
 void pack_rows(const Packer<T>& packer, const Source& source, const BoxLayout& layout, const int64_t (&o0)[3],
                Arrange arrange, T* dst, int64_t pitch) {
   const AxisLayout &axis_d = layout.axis[0], &axis_h = layout.axis[1], &axis_w = layout.axis[2];
+  const bool channels_last = std::abs(axis_w.step * source.stride[2]) >= std::abs(source.channel_stride);
   int64_t row = 0;  // index of the row in the box
   for (const AxisRun& run_w : axis_w.runs) {
     const int64_t start_w = o0[2] * axis_w.step + run_w.start;
@@ -105,6 +113,7 @@ void pack_rows(const Packer<T>& packer, const Source& source, const BoxLayout& l
               matrix.first = valid.first;
               matrix.last = valid.last;
             }
+            if (inside && channels_last && h + axis_h.step < source.size[1]) fetch_row(matrix, axis_h.step * source.stride[1]);
             packer(matrix, arrange, dst + place<T>(arrange, row * layout.pitch, pitch), pitch);
           }
       }

@@ -215,7 +215,8 @@ class TileTask {
     const int64_t unit = plan_.pixels_are_rows ? (most == 32 ? 16 : 1) : plan_.gemm->run_half ? most / 2 : most;
     const double fixed = plan_.pixels_are_rows && unit == 1 ? 0.6 : 0.04 * double(most);
     auto cost = [&](int64_t count, const TapRange& h, const TapRange& w) {
-      return (double(round_up(count, unit)) + double(ceil_div(count, most)) * fixed) * (h.last - h.first) * (w.last - w.first);
+      // Fewer than four rows of sums wait for each other's results.
+      return (double(std::max<int64_t>(round_up(count, unit), 4)) + double(ceil_div(count, most)) * fixed) * (h.last - h.first) * (w.last - w.first);
     };
     strips_.clear();
     tap_lists_.clear();

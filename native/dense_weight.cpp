@@ -73,13 +73,9 @@ class SliceTask {
  public:
   SliceTask(const WeightGradient& plan, const Arguments& arguments, const Packer<T>& packer, int64_t task, int slot)
       : plan_(plan), geo_(plan.problem.geo), arguments_(arguments), packer_(packer) {
-    slice_ = task % plan.slices;
-    block_ = task / plan.slices;
-    out_first_ = block_ % plan.out_blocks * plan.out_block;
-    in_first_ = block_ / plan.out_blocks % plan.in_blocks * plan.in_block;
-    group_ = block_ / plan.out_blocks / plan.in_blocks;
-    out_count_ = std::min(plan.out_block, geo_.group_out() - out_first_);
-    in_count_ = std::min(plan.in_block, geo_.group_in() - in_first_);
+    // The task that this thread will probably get next.
+    next_task_ = std::min(task + arguments.threads, plan.blocks() * plan.slices - 1);
+    place_task(task);
     char* memory = arguments.workspace + plan.partial_bytes + plan.bias_bytes + slot * plan.slot_bytes;
     box_ = reinterpret_cast<T*>(memory);
     dy_ = reinterpret_cast<T*>(memory + plan.box_bytes);
@@ -127,7 +123,16 @@ class SliceTask {
     std::memset(static_cast<void*>(sums_), 0, size_t(geo_.taps() * plan_.in_block * columns) * sizeof(Sum));
     const int64_t first = plan_.chunks * slice_ / plan_.slices, last = plan_.chunks * (slice_ + 1) / plan_.slices;
     for (int64_t chunk = first; chunk < last; ++chunk) {
-      if (chunk + 1 < last) plan_prefetch(chunk + 1);
+      if (chunk + 1 < last) {
+        place_chunk(chunk + 1);
+        plan_prefetch();
+      } else {
+        const int64_t task = block_ * plan_.slices + slice_;
+        place_task(next_task_);
+        place_chunk(plan_.chunks * slice_ / plan_.slices);
+        plan_prefetch();
+        place_task(task);
+      }
       place_chunk(chunk);
       if (!careful) {
         pack_and_multiply(plan_.box, plan_.joined_rows, nullptr);
@@ -145,6 +150,16 @@ class SliceTask {
     }
   }
 
+  void place_task(int64_t task) {
+    slice_ = task % plan_.slices;
+    block_ = task / plan_.slices;
+    out_first_ = block_ % plan_.out_blocks * plan_.out_block;
+    in_first_ = block_ / plan_.out_blocks % plan_.in_blocks * plan_.in_block;
+    group_ = block_ / plan_.out_blocks / plan_.in_blocks;
+    out_count_ = std::min(plan_.out_block, geo_.group_out() - out_first_);
+    in_count_ = std::min(plan_.in_block, geo_.group_in() - in_first_);
+  }
+
   void place_chunk(int64_t chunk) {
     for (int axis : {2, 1, 0}) {
       origin_[axis] = chunk % plan_.tiles[axis] * plan_.tile[axis];
@@ -155,9 +170,8 @@ class SliceTask {
     images_ = std::min(plan_.images, geo_.N - first_image_);
   }
 
-  // What the next chunk reads comes into the cache during this chunk's products.
-  void plan_prefetch(int64_t chunk) {
-    place_chunk(chunk);
+  // What the chunk in place reads comes into the cache during the products before it.
+  void plan_prefetch() {
     const Tensor &x = arguments_.x, &y = arguments_.y;
     const int64_t size = size_of(plan_.problem.dtype);
     prefetch_.clear();
@@ -351,7 +365,7 @@ class SliceTask {
   const Geometry& geo_;
   const Arguments& arguments_;
   const Packer<T>& packer_;
-  int64_t slice_, block_, group_, out_first_, out_count_, in_first_, in_count_;
+  int64_t next_task_, slice_, block_, group_, out_first_, out_count_, in_first_, in_count_;
   int64_t origin_[3], length_[3], first_image_ = 0, images_ = 1, box_pitch_ = 0;
   T *box_, *dy_;
   Sum* sums_;

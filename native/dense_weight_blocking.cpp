@@ -10,13 +10,13 @@ namespace convgrad {
 namespace {
 
 // Shares of L2 for the box and for dy. NOTE: constants, see dense_blocking.cpp.
-constexpr int64_t box_budget = 256 << 10, dy_budget = 320 << 10;
+constexpr int64_t box_budget = 224 << 10, dy_budget = 256 << 10;
 constexpr int64_t tasks_wanted = 16;
 constexpr int64_t partial_budget = 64 << 20;
 
 // Cycles, measured on Zen 4: per element packed, per element of sums loaded and stored, per call and per batch entry.
 constexpr double copy_cycles = 0.2, transpose_cycles = 0.5, sums_cycles = 0.12, far_sums_cycles = 0.35;
-constexpr double call_cycles = 40, entry_cycles = 12;
+constexpr double call_cycles = 40, entry_cycles = 12, line_cycles = 20;
 
 std::vector<int64_t> cuts(int64_t extent, int64_t smallest) {
   std::vector<int64_t> sizes;
@@ -98,6 +98,8 @@ double WeightGradient::choose_blocking(int64_t element_bytes, int64_t limit, int
               cycles += double(panels * ceil_div(out, gemm->cols) * taps) * call_cycles;
               cycles += double(joined_images * positions * in) * (x_last ? transpose_cycles : copy_cycles);
               cycles += double(joined_images * d * h * w * out) * (y_last ? copy_cycles : transpose_cycles);
+              cycles += double(joined_images * positions) * line_cycles * (x_last ? 1 : double(in) / double(layout.pitch));
+              cycles += double(joined_images * d * h * w) * line_cycles * (y_last ? double(ceil_div(out, gemm->cols)) : double(out) / double(w));
               cycles += double(taps * in) * columns * (sums > (512 << 10) ? far_sums_cycles : sums_cycles);
               if (box_size > box_budget || dy_size > dy_budget)
                 cycles *= 1.0 + 0.15 * (double(box_size) / double(box_budget) + double(dy_size) / double(dy_budget));

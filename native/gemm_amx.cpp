@@ -142,6 +142,6 @@ bool amx_allowed() {
   return allowed;
 }
 
-const Gemm gemm_bf16_amx = {"bf16_f32_32x32_amx", 32, 32, 2, 32, 700, run, run_half, enter, leave};
+const Gemm gemm_bf16_amx = {"bf16_f32_32x32_amx", 32, 32, 2, 32, 800, run, run_half, enter, leave};
 
 }  // namespace convgrad

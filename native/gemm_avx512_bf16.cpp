@@ -23,7 +23,7 @@ void tile(const GemmCall& call) {
     for (int p = 0; p < pointers; ++p) a[p] = call.a + call.a_offset[i] + 3 * p * lda;
     const char* b = call.b + call.b_offset[i];
     const int64_t pairs = call.k / 2;
-#pragma GCC unroll 4
+#pragma GCC unroll 2
     for (int64_t k = 0; k < pairs; ++k) {
       __m512bh bv[vectors];
 #pragma GCC unroll 2

@@ -30,7 +30,7 @@ void tile(const GemmCall& call) {
     const char* a[pointers];
     for (int p = 0; p < pointers; ++p) a[p] = call.a + call.a_offset[i] + 3 * p * lda;
     const char* b = call.b + call.b_offset[i];
-#pragma GCC unroll 4
+#pragma GCC unroll 2
     for (int64_t k = 0; k < call.k; ++k) {
       V bv[vectors];
 #pragma GCC unroll 2

@@ -255,6 +255,16 @@ bool encode_block(const float* src, int64_t pitch, int64_t lines, int64_t n, cha
         }
         continue;
       }
+      // Strided: converted together, stored one by one.
+      alignas(64) typename Format::Bits part[16];
+      for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 mask = __mmask16(n - i < 16 ? (1u << (n - i)) - 1 : 0xffffu);
+        const __m512 v = _mm512_maskz_loadu_ps(mask, src + i);
+        nan |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+        store_vector(Format{}, reinterpret_cast<char*>(part), 0xffff, v);
+        for (int64_t j = 0; j < (n - i < 16 ? n - i : 16); ++j) memcpy(dst + (i + j) * stride, part + j, size);
+      }
+      continue;
     }
 #endif
     for (int64_t i = 0; i < n; ++i) nan |= src[i] != src[i];
