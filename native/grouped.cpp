@@ -213,7 +213,8 @@ std::optional<Plan> plan_grouped(const Problem& problem, std::string& why_not) {
   const double vectors_in = double(p->spread.image_blocks) * p->spread.weight_blocks * p->cut.boxes() * p->slab_vectors;
   double reach = 1;  // taps per destination pixel
   for (int a = 0; a < 3; ++a) reach *= double(geo.kernel[a]) / (way.input ? geo.stride[a] : 1);
-  const double cycles = vectors_out * reach * way.from_channels() * cycles_per_product +
+  const double cycles = lane_weight_cycles(geo) + vectors_out * reach * way.from_channels() *
+                            (way.to_channels() > 1 ? 1.05 : cycles_per_product) +
                         vectors_in * lane_move_cycles(from_nominal, bytes, way.from_channels(), p->spread) +
                         vectors_out * lane_move_cycles(to_nominal, size_of(problem.out_dtype), way.to_channels(), p->spread);
 

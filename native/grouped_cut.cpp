@@ -136,33 +136,74 @@ LaneKernels::LaneKernels(int level)
 
 namespace {
 
+// Calls line(offset, first, n, stride) for every stretch of taps that are evenly spaced in memory: mostly one.
+template <typename Line>
+void each_tap_line(const Geometry& geo, const Tensor& w, const Line& line) {
+  const int64_t R = geo.kernel[1], S = geo.kernel[2], rows = geo.kernel[0] * R;
+  const int64_t step = S > 1 ? w.stride[axis_w] : R > 1 ? w.stride[axis_h] : w.stride[axis_d];
+  const bool even = (R == 1 || S == 1 || w.stride[axis_h] == S * step) &&
+                    (geo.kernel[0] == 1 || R * S == 1 || w.stride[axis_d] == R * S * step);
+  if (even) return line(0, 0, rows * S, step);
+  for (int64_t row = 0; row < rows; ++row)
+    line(row / R * w.stride[axis_d] + row % R * w.stride[axis_h], row * S, S, w.stride[axis_w]);
+}
+
+}  // namespace
+
+template <typename T>
+void read_taps(const Geometry& geo, const Tensor& w, const char* at, const ElementCode& code, T* line) {
+  each_tap_line(geo, w, [&](int64_t offset, int64_t first, int64_t n, int64_t stride) {
+    if constexpr (sizeof(T) == 8) {
+      code.decode64(at + offset, stride, n, line + first);
+    } else {
+      code.decode(at + offset, stride, n, line + first);
+      if (code.round) code.round(line + first, n);
+    }
+  });
+}
+
+template <typename T>
+void write_taps(const Geometry& geo, const Tensor& w, char* at, const ElementCode& code, const T* line) {
+  each_tap_line(geo, w, [&](int64_t offset, int64_t first, int64_t n, int64_t stride) {
+    if constexpr (sizeof(T) == 8) code.encode64(line + first, n, at + offset, stride);
+    else code.encode(line + first, n, at + offset, stride);
+  });
+}
+
+template void read_taps(const Geometry&, const Tensor&, const char*, const ElementCode&, float*);
+template void read_taps(const Geometry&, const Tensor&, const char*, const ElementCode&, double*);
+template void write_taps(const Geometry&, const Tensor&, char*, const ElementCode&, const float*);
+template void write_taps(const Geometry&, const Tensor&, char*, const ElementCode&, const double*);
+
+double lane_weight_cycles(const Geometry& geo) {
+  const double pairs = double(geo.K) * geo.group_in();
+  return pairs * (25 + 4.0 * geo.taps());
+}
+
+namespace {
+
 template <typename T>
 void pack_block(const Geometry& geo, const LaneSpread& spread, const Tensor& w, const ElementCode& code, int64_t block,
                 T* packed, bool& finite) {
-  const int64_t rows = geo.kernel[0] * geo.kernel[1], S = geo.kernel[2], L = spread.lanes;
-  std::vector<T> line(S);
+  const int64_t taps = geo.taps(), L = spread.lanes;
+  std::vector<T> line(taps);
   finite = true;
   for (int lane = 0; lane < L; ++lane) {
     const int64_t group = spread.group_of(geo, block, lane);
     T* to = packed + lane;
     for (int64_t k = 0; k < geo.group_out(); ++k)
-      for (int64_t c = 0; c < geo.group_in(); ++c)
-        for (int64_t row = 0; row < rows; ++row) {
-          if (group < 0) {
-            std::fill(line.begin(), line.end(), T(0));
-          } else {
-            const char* from = w.data + (group * geo.group_out() + k) * w.stride[axis_o] + c * w.stride[axis_i] +
-                               row / geo.kernel[1] * w.stride[axis_d] + row % geo.kernel[1] * w.stride[axis_h];
-            if constexpr (sizeof(T) == 8) code.decode64(from, w.stride[axis_w], S, line.data());
-            else code.decode(from, w.stride[axis_w], S, line.data());
-          }
-          if constexpr (sizeof(T) == 4)
-            if (code.round) code.round(line.data(), S);
-          for (int64_t s = 0; s < S; ++s, to += L) {
-            *to = line[s];
-            finite &= std::isfinite(line[s]);
-          }
+      for (int64_t c = 0; c < geo.group_in(); ++c) {
+        if (group < 0) {
+          std::fill(line.begin(), line.end(), T(0));
+        } else {
+          const char* at = w.data + (group * geo.group_out() + k) * w.stride[axis_o] + c * w.stride[axis_i];
+          read_taps(geo, w, at, code, line.data());
         }
+        for (int64_t tap = 0; tap < taps; ++tap, to += L) {
+          *to = line[tap];
+          finite &= std::isfinite(line[tap]);
+        }
+      }
   }
 }
 
