@@ -239,7 +239,8 @@ double FewPlan::cycles() const {
   const double vectors = double(shape.blocks * shape.few * geo.taps());
   // Phases of a strided input gradient are short sums: measured 1.3 times slower per product.
   const double short_sums = way.input && geo.stride[2] > 1 && images == 1 && shape.few > 1 ? 1.3 : 1;
-  const double products = pixels * shape.blocks * shape.few * reach * per_product * short_sums;
+  const double products = pixels * shape.blocks * shape.few * reach * per_product * short_sums *
+                          landing_share(geo);
   // Weights that do not stay in the second-level cache come again for every row of tiles.
   double rows = double(geo.N) * geo.G / images * way.to_size()[0] * way.to_size()[1];
   if (way.input) rows /= double(geo.stride[0] * geo.stride[1]);
@@ -254,9 +255,10 @@ double FewPlan::cycles() const {
   const double moves = lane_vectors * lane_move_cycles(nominal, bytes, 1, one_image);
   const double reduces = broadcast ? 0 : pixels * shape.few * 10;
   const double plain = broadcast ? double(geo.N) * (way.input ? geo.K * geo.out_pixels() : geo.C * geo.in_pixels()) : 0;
-  const double plain_cycles = (way.input ? problem.y_nominal : problem.x_nominal)[axis_w] == bytes ? 1.5 : 5;
+  const double plain_cycles = (way.input ? problem.y_nominal : problem.x_nominal)[axis_w] == bytes ? 1.5 : 3;
   const double moved = double(geo.N) * (geo.C * geo.in_pixels() + geo.K * geo.out_pixels()) * bytes;
-  return std::max(lane_weight_cycles(geo) + products + weights + moves + reduces + plain_cycles * plain, moved * cycles_per_byte);
+  const double cycles = lane_weight_cycles(geo) + products + weights + moves + reduces + plain_cycles * plain;
+  return std::max(cycles, moved * cycles_per_byte);
 }
 
 std::optional<Plan> plan_one(const Problem& problem, bool broadcast, std::string& why_not) {

@@ -115,7 +115,8 @@ void FewWeightPlan::chunk(const Arguments& args, int64_t group, int64_t split, i
     const int64_t lane_image = blocks * (out ? y_count : x_count) * L;
     const int64_t plain_image = shape.few * (out ? x_count : y_count);
     for (int64_t i = 0; i < here; ++i) {
-      const LanePlanes planes = channel_planes(many, image + i, group * shape.many, shape.many, int(L), first, blocks, code);
+      const LanePlanes planes =
+          channel_planes(many, image + i, group * shape.many, shape.many, int(L), first, blocks, code);
       kernels.load(planes, lane_box, out ? geo.out : geo.in, lanes + i * lane_image);
       if (sum_bias && out) kernels.sum(lanes + i * lane_image, blocks, y_count, bias_sums, f64());
       if constexpr (sizeof(T) == 4)
@@ -222,14 +223,14 @@ double FewWeightPlan::cycles() const {
   const double terms = std::min<double>(8, double(geo.kernel[2])) * (geo.kernel[1] > 1 ? 2 : 1);
   const double sums = std::min(24.0, parts * terms);
   const double per_product = std::max({1.0, (parts + sums / parts) / sums, 4.0 / sums}) + 0.18;
-  const double products = pixels * shape.blocks * shape.few * geo.taps() * per_product;
+  const double products = pixels * shape.blocks * shape.few * geo.taps() * per_product * landing_share(geo);
   const double boxes = double(items()) * geo.G;
   const int64_t bytes = size_of(problem.dtype);
   const int64_t* nominal = shape.lanes_are_out ? problem.y_nominal : problem.x_nominal;
   const int64_t* plain_nominal = shape.lanes_are_out ? problem.x_nominal : problem.y_nominal;
   const LaneSpread one_image(Geometry{1, 64, 64, 64, {}, {}, {}, {}, {}, {}}, shape.lanes);
   const double moves = boxes * splits * lane_vectors(cut.extent) * lane_move_cycles(nominal, bytes, 1, one_image) +
-                       boxes * splits * plain_elements(cut.extent) * (plain_nominal[axis_w] == bytes ? 1 : 5);
+                       boxes * splits * plain_elements(cut.extent) * (plain_nominal[axis_w] == bytes ? 1 : 3);
   const double updates = boxes * product_vectors() * 2.0 + double(chunks) * geo.G * sum_vectors * 3 +
                          lane_weight_cycles(geo);
   const double moved = double(geo.N) * (geo.C * geo.in_pixels() + geo.K * geo.out_pixels()) * bytes;
@@ -244,7 +245,8 @@ std::optional<Plan> plan_one(const Problem& problem, bool lanes_are_out, std::st
   plan.kernel = std::string("few_weight_") + (lanes_are_out ? "out_" : "in_") + (p->f64() ? "f64_" : "f32_") +
                 std::to_string(p->shape.lanes) + "lanes_" + problem.isa->name;
   char note[256];
-  std::snprintf(note, sizeof note, "%lld chunks of %lld boxes of %lldx%lldx%lld output pixels, %lld images at once, %lld splits",
+  std::snprintf(note, sizeof note,
+                "%lld chunks of %lld boxes of %lldx%lldx%lld output pixels, %lld images at once, %lld splits",
                 (long long)p->chunks, (long long)p->items(), (long long)p->cut.extent[0], (long long)p->cut.extent[1],
                 (long long)p->cut.extent[2], (long long)p->images, (long long)p->splits);
   plan.notes.push_back(note);

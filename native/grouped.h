@@ -64,6 +64,8 @@ template <typename T>
 void read_taps(const Geometry& geo, const Tensor& w, const char* at, const ElementCode& code, T* line);
 template <typename T>
 void write_taps(const Geometry& geo, const Tensor& w, char* at, const ElementCode& code, const T* line);
+// The share of (output, tap) pairs on z and y that land in the input: the others are not visited.
+double landing_share(const Geometry& geo);
 // Cycles to bring all weights into lane form, or out of it.
 double lane_weight_cycles(const Geometry& geo);
 

@@ -127,12 +127,18 @@ bool fit_workspace(Plan& plan, const Problem& problem, int64_t shared, int64_t p
   return true;
 }
 
-LaneKernels::LaneKernels(int level)
-    : load(isa_pick(level, generic::load_lanes, avx2::load_lanes, avx512::load_lanes)),
-      correlate(isa_pick(level, generic::correlate_lanes, avx2::correlate_lanes, avx512::correlate_lanes)),
-      weight_grad(isa_pick(level, generic::weight_grad_lanes, avx2::weight_grad_lanes, avx512::weight_grad_lanes)),
-      finite(isa_pick(level, generic::finite_lanes, avx2::finite_lanes, avx512::finite_lanes)),
-      sum(isa_pick(level, generic::sum_lanes, avx2::sum_lanes, avx512::sum_lanes)) {}
+#if defined(__x86_64__)
+#define CONVGRAD_LANE_KERNEL(name) isa_pick(level, generic::name, avx2::name, avx512::name)
+#else
+#define CONVGRAD_LANE_KERNEL(name) generic::name
+#endif
+
+LaneKernels::LaneKernels([[maybe_unused]] int level)
+    : load(CONVGRAD_LANE_KERNEL(load_lanes)),
+      correlate(CONVGRAD_LANE_KERNEL(correlate_lanes)),
+      weight_grad(CONVGRAD_LANE_KERNEL(weight_grad_lanes)),
+      finite(CONVGRAD_LANE_KERNEL(finite_lanes)),
+      sum(CONVGRAD_LANE_KERNEL(sum_lanes)) {}
 
 namespace {
 
@@ -174,6 +180,21 @@ template void read_taps(const Geometry&, const Tensor&, const char*, const Eleme
 template void read_taps(const Geometry&, const Tensor&, const char*, const ElementCode&, double*);
 template void write_taps(const Geometry&, const Tensor&, char*, const ElementCode&, const float*);
 template void write_taps(const Geometry&, const Tensor&, char*, const ElementCode&, const double*);
+
+double landing_share(const Geometry& geo) {
+  double share = 1;
+  for (int a = 0; a < 2; ++a) {
+    int64_t landing = 0;
+    for (int64_t k = 0; k < geo.kernel[a]; ++k) {
+      const int64_t shift = k * geo.dilation[a] - geo.pad[a];  // input = output*stride + shift
+      const int64_t low = shift < 0 ? divide_up(-shift, geo.stride[a]) : 0;
+      const int64_t high = std::min(geo.out[a], floor_divide(geo.in[a] - 1 - shift, geo.stride[a]) + 1);
+      landing += std::max<int64_t>(0, high - low);
+    }
+    share *= double(landing) / double(geo.out[a] * geo.kernel[a]);
+  }
+  return share;
+}
 
 double lane_weight_cycles(const Geometry& geo) {
   const double pairs = double(geo.K) * geo.group_in();

@@ -57,7 +57,8 @@ void WeightPlan::chunk(const Arguments& args, int64_t first, int64_t index, char
     const int64_t *xe = job.x_box.extent, *ye = job.dy_box.extent;
     const int64_t x_count = geo.group_in() * xe[0] * xe[1] * xe[2], y_pixels = ye[0] * ye[1] * ye[2];
     const int64_t y_count = geo.group_out() * y_pixels;
-    kernels.load(spread.planes(geo, args.y, geo.group_out(), code, image_block, first, blocks), job.dy_box, geo.out, dy);
+    const LanePlanes gradients = spread.planes(geo, args.y, geo.group_out(), code, image_block, first, blocks);
+    kernels.load(gradients, job.dy_box, geo.out, dy);
     for (int64_t b = 0; b < blocks && bias(); ++b)
       kernels.sum(dy + b * y_count * vector_bytes, geo.group_out(), y_pixels,
                   sums + b * sum_vectors * vector_bytes + bias_at, f64());
@@ -141,8 +142,9 @@ std::optional<Plan> plan_grouped_weight(const Problem& problem, std::string& why
   p->sum_vectors = geo.group_out() * geo.group_in() * geo.taps() + (p->bias() ? geo.group_out() : 0);
   int64_t limit = l2_bytes / 2 / vector_bytes, shared = 0, tasks = tasks_wanted;
   for (;;) {
-    const LaneCut cut = choose_lane_cut(problem, p->spread, problem.x_nominal, std::min(geo.group_in(), geo.group_out()),
-                                        geo.out, limit, [&](const int64_t* e) { return dy_vectors(e) + x_vectors(e); });
+    const int64_t channels = std::min(geo.group_in(), geo.group_out());
+    const LaneCut cut = choose_lane_cut(problem, p->spread, problem.x_nominal, channels, geo.out, limit,
+                                        [&](const int64_t* e) { return dy_vectors(e) + x_vectors(e); });
     p->cut = cut.boxes;
     p->together = cut.together;
     const int64_t chunks_wanted = divide_up(tasks, divide_up(blocks, p->together));
@@ -158,7 +160,7 @@ std::optional<Plan> plan_grouped_weight(const Problem& problem, std::string& why
   const int64_t bytes = size_of(problem.dtype);
   const double boxes = double(p->items()) * blocks;
   const double cycles =
-      boxes * (p->dy_vectors * double(geo.group_in() * geo.taps()) * cycles_per_product +
+      boxes * (p->dy_vectors * double(geo.group_in() * geo.taps()) * landing_share(geo) * cycles_per_product +
                p->x_vectors * lane_move_cycles(problem.x_nominal, bytes, geo.group_in(), p->spread) +
                p->dy_vectors * lane_move_cycles(problem.y_nominal, bytes, geo.group_out(), p->spread)) +
       double(p->chunks) * blocks * p->sum_vectors * 3 + lane_weight_cycles(geo) +
