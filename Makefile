@@ -8,7 +8,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 FEW_THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench verify native-dev clean
+.PHONY: help demo test lint bench verify native-dev test-asan clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -34,6 +34,15 @@ verify: .venv/installed ## every backend against the reference on all geometries
 native-dev: ## build the C++ module into src/convgrad, for work with PYTHONPATH=src
 	cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE=$$(command -v $(PYTHON)) -DCONVGRAD_DEV=ON
 	cmake --build build/dev
+
+test-asan: ## the native kernels under the address and undefined-behaviour sanitizers
+	cmake -S . -B build/asan -G Ninja -DPython_EXECUTABLE=$$(command -v $(PYTHON)) -DCONVGRAD_ASAN=ON
+	cmake --build build/asan
+	rm -rf build/asan/site && mkdir -p build/asan/site && cp -r src/convgrad build/asan/site/
+	rm -f build/asan/site/convgrad/_native*.so && cp build/asan/_native*.so build/asan/site/convgrad/
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=build/asan/site \
+	$(PYTHON) -m pytest -q -m "not slow" -k native tests/test_native.py tests/test_oracle.py tests/test_properties.py
 
 clean: ## remove the environment and everything built
 	rm -rf .venv build dist src/convgrad/*.so

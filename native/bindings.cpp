@@ -141,7 +141,7 @@ BoundPlan make_plan(unsigned wrt, int axes, std::array<int64_t, 4> sizes, std::a
     problem.y_nominal[axis] = nominal[2][axis];
   }
   problem.threads = threads > 0 ? std::min(threads, max_threads) : get_threads();
-  problem.max_workspace = max_workspace > 63 ? max_workspace - 63 : 0;  // a run aligns what it is given to 64
+  problem.max_workspace = std::max<int64_t>(0, max_workspace - 63);  // room to align the caller's memory
   problem.isa = &current_isa();
   return BoundPlan(problem, axes);
 }

@@ -69,7 +69,7 @@ struct Plan {
   std::string kernel;             // facts in a fixed order: gemm_bf16_f32_14x32_avx512_bf16
   int64_t workspace_bytes = 0;    // for the number of threads of the problem
   int threads = 0;                // the most threads that workspace is good for; 0: the problem's
-  double seconds = 0;             // estimated, on one thread: the cheapest wins, whatever the number of threads
+  double seconds = 0;             // the cost model's estimate for one thread; the cheapest family wins
   std::vector<std::string> notes; // the printable decision: cost model, tiles, chunks
   std::function<void(const Arguments&)> run;  // const, thread safe, writes every element of every asked result
 };

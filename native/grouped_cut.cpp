@@ -123,7 +123,7 @@ bool fit_workspace(Plan& plan, const Problem& problem, int64_t shared, int64_t p
   const int64_t room = (problem.max_workspace - shared) / std::max<int64_t>(1, per_thread);
   plan.threads = cycles < small_cycles ? 1 : int(std::min<int64_t>(std::max(1, problem.threads), room));
   plan.workspace_bytes = shared + plan.threads * per_thread;
-  plan.seconds = cycles / clock_hz;
+  plan.seconds = cycles / clock_hz;  // of one thread: the choice must not depend on their number
   return true;
 }
 

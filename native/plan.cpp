@@ -95,12 +95,16 @@ Plan choose_plan(const Problem& problem) {
   };
   // For tests and comparisons: a family that is taken whenever it can serve the problem.
   const char* preferred = std::getenv("CONVGRAD_FAMILY");
+  // NOTE: families are compared for one thread: the choice decides the order of sums, which must not depend on threads.
+  Problem alone = problem;
+  alone.threads = 1;
   std::optional<Plan> best;
+  Planner winner = nullptr;
   std::string reasons;
   std::vector<std::string> asked;
   for (const Family& family : families) {
     std::string why_not;
-    std::optional<Plan> plan = family.plan(problem, why_not);
+    std::optional<Plan> plan = family.plan(alone, why_not);
     if (!plan) {
       reasons += std::string(reasons.empty() ? "" : "; ") + family.name + " " + why_not;
       continue;
@@ -109,9 +113,16 @@ Plan choose_plan(const Problem& problem) {
     std::snprintf(text, sizeof text, "%s: %s, %.4g ms estimated on one thread", family.name, plan->kernel.c_str(), plan->seconds * 1e3);
     asked.push_back(text);
     if (preferred && !std::strcmp(preferred, family.name)) plan->seconds = 0;
-    if (!best || plan->seconds < best->seconds) best = std::move(plan);
+    if (!best || plan->seconds < best->seconds) {
+      best = std::move(plan);
+      winner = family.plan;
+    }
   }
   if (!best) throw std::runtime_error(reasons);
+  if (problem.threads > 1) {
+    std::string why_not;
+    if (std::optional<Plan> shared = winner(problem, why_not)) best = std::move(shared);
+  }
   if (best->threads <= 0) best->threads = problem.threads;
   best->notes.insert(best->notes.begin(), asked.begin(), asked.end());
   return std::move(*best);

@@ -11,7 +11,9 @@ from .api import (
     conv_backward,
     conv_transpose,
     conv_transpose_backward,
+    get_num_threads,
     input_grad,
+    set_num_threads,
     weight_grad,
 )
 from .explain import explain
@@ -22,7 +24,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Conv", "Plan", "Problem", "Unsupported", "bias_grad", "conv", "conv_backward", "conv_transpose",
-    "conv_transpose_backward", "explain", "input_grad", "plan", "weight_grad",
+    "conv_transpose_backward", "explain", "get_num_threads", "input_grad", "plan", "set_num_threads", "weight_grad",
 ]
 
 # Dialects and framework front ends load when first named: `convgrad.cann`, `convgrad.torch`, ...

@@ -20,6 +20,8 @@ from .call import (
     ready,
     transposed_geometry,
 )
+from .plan import clear_plan_cache, load
+from .problem import checked_int
 
 
 def conv(input: Any, weight: Any, *, stride: Ints = 1, padding: Padding = 0, dilation: Ints = 1, groups: int = 1,
@@ -321,3 +323,42 @@ def conv_transpose_backward(grad_output: Any, input: Any, weight: Any, *, stride
     results = iter([run()[0] for run in runs])
     dx, dw, db = (next(results) if wanted else None for wanted in mask)
     return dx, dw, db
+
+
+def set_num_threads(num_threads: int) -> None:
+    """Set how many threads the CPU kernels use when a call does not say; results do not depend on it.
+
+    Parameters
+    ----------
+    num_threads : int
+        At least 1; 0 goes back to the default: the CPUs that affinity and cgroup allow this process, or the environment
+        variable CONVGRAD_NUM_THREADS.
+
+    Examples
+    --------
+    >>> import convgrad
+    >>> convgrad.set_num_threads(2)
+    >>> convgrad.get_num_threads()
+    2
+    >>> convgrad.set_num_threads(0)
+    """
+    load("native").set_num_threads(checked_int(num_threads, "num_threads", 0))
+    clear_plan_cache()  # plans hold memory for their number of threads
+    prepared_calls.clear()
+
+
+def get_num_threads() -> int:
+    """How many threads the CPU kernels use when a call does not say. There are no parameters.
+
+    Parameters
+    ----------
+    None
+
+    Examples
+    --------
+    >>> import convgrad
+    >>> convgrad.get_num_threads() >= 1
+    True
+    """
+    threads: int = load("native").get_num_threads()
+    return threads

@@ -108,7 +108,7 @@ class CpuArena:
         call = public_call(problem, placed, self.backend, self.threads)
         weights = problem.wrt == "weight"
         result = canonical(call(), problem.weight_layout if weights else problem.layout, weights)
-        verified = self.expected.check(result)
+        verified = self.expected.check(result, chosen.kernel)
         return Entry(Contestant(OURS, layout, lambda repeats: clocked(call, repeats, self.clock)), chosen, verified)
 
     def peers(self, layer: Layer, problem: Problem) -> tuple[list[Contestant], list[str]]:

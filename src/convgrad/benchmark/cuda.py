@@ -131,7 +131,7 @@ class CudaArena:
         call = public_call(problem, placed, self.backend, None)
         weights = problem.wrt == "weight"
         result = canonical(call(), problem.weight_layout if weights else problem.layout, weights)
-        verified = self.expected.check(result)
+        verified = self.expected.check(result, chosen.kernel)
         del result
         return Entry(Contestant(OURS, layout, self.turn_of(call)), chosen, verified)
 

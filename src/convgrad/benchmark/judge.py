@@ -175,11 +175,11 @@ class Expected:
         # The I axis of a weight holds the channels of one group, every other channel axis those of all groups.
         return mix(array, axis, 1 if weights and axis == 1 else self.problem.conv.groups, matrix)
 
-    def check(self, result: Any) -> Verified:
-        """Compare a result (a canonical view); raise WrongResult where it breaks the bound."""
+    def check(self, result: Any, kernel: str = "the result") -> Verified:
+        """Compare a result (a canonical view); raise WrongResult, which names the kernel, where it breaks the bound."""
         wrt, shape = self.problem.wrt, self.problem.conv.shape_of(self.problem.wrt)
         if tuple(result.shape) != shape:
-            raise WrongResult(f"the result has shape {tuple(result.shape)}, not {shape}")
+            raise WrongResult(f"{kernel} has shape {tuple(result.shape)}, not {shape}")
         got = self.mixed(result, self.matrix, self.cut.result_axis, wrt == "weight")
         size = self.mixed(abs(result), np.abs(self.matrix), self.cut.result_axis, wrt == "weight")
         constant, of_size, of_magnitude = bound_coefficients(self.problem)
@@ -191,6 +191,6 @@ class Expected:
         worst = float(units.max())
         if worst > 1:
             where = tuple(map(int, np.unravel_index(int(units.argmax()), tuple(units.shape))))
-            raise WrongResult(f"off by {worst:.3g} times the error bound at {where} "
+            raise WrongResult(f"{kernel} is off by {worst:.3g} times the error bound at {where} "
                               f"({self.how}): got {float(got[where]):.9g}, exact {float(self.exact[where]):.9g}")
         return Verified(worst, self.how)

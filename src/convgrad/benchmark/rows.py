@@ -76,7 +76,7 @@ def measure_row(layer: Layer, gradient: str, dtype: str, choice: Choice, arena: 
 
 
 def reason_of(error: Exception) -> str:
-    """Why there is no time of ours: what the fast backends said, or what was wrong."""
+    """Why there is no time of ours: what the fast backends said, or what was wrong with the result of which kernel."""
     reasons = error.reasons if isinstance(error, Unsupported) else {}
     return "; ".join(f"{backend}: {why}" for backend, why in reasons.items() if backend != "reference") or str(error)
 
@@ -113,7 +113,7 @@ def compare(row: Row) -> None:
     best = min(ways, key=lambda way: float(ways[way]["median_s"]))
     row["peer"].update(best=best, gflops=row["flops"] / ways[best]["median_s"] / 1e9,
                        estimated="scaled" in ways[best])
-    if not timed:
+    if not timed or failed(row):  # a layout that is wrong is not made good by another one
         return
     layout = best if best in timed else min(timed, key=lambda name: float(timed[name]["median_s"]))
     row["ratio"], row["ratio_layout"] = ways[best]["median_s"] / timed[layout]["median_s"], layout
