@@ -37,7 +37,7 @@ LaneCut choose_lane_cut(const Problem& problem, const LaneSpread& spread, const 
     // A stretch of memory that is read or written at once: channels, or the pixels of as many small planes.
     const int64_t plane = problem.geo.in_pixels() * channels * bytes;
     const double stretch = double(together * spread.lanes * (last ? channels * bytes : plane));
-    const double weight = last ? 1 + 100.0 / stretch : 1 + 2000.0 / stretch;
+    const double weight = last ? 1 + 250.0 / stretch : 1 + 2000.0 / stretch;
     double cost = 0;
     const BoxCut cut = choose_box(size, spread.image_blocks * divide_up(spread.weight_blocks, together), limit_vectors,
                                   [&](const int64_t* e) { return together * vectors(e); }, &cost);
