@@ -15,8 +15,6 @@ from torch import nn
 
 from .. import api
 
-CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-
 ROLES = ("output", "input", "weight")
 
 
@@ -94,10 +92,6 @@ class Layer(torch.autograd.Function):
         want_x, want_w, want_b = ctx.needs_input_grad[3:]
         # Under autocast dy is narrower than the saved tensors: compute in dy's type, return each its own.
         x_in, w_in = x.to(dy.dtype), weight.to(dy.dtype)
-        if dy.is_cuda and dy.dim() in CHANNELS_LAST and weight.shape[1] > 1:
-            # The GPU's fast kernels read neighbouring channels: one copy each, where the model is channels first.
-            last = CHANNELS_LAST[dy.dim()]
-            dy, x_in, w_in = (t.contiguous(memory_format=last) for t in (dy, x_in, w_in))
         out_x, out_w = (str(t.dtype).removeprefix("torch.") for t in (x, weight))
         geometry: Geometry = ctx.geometry
         if not torch.is_grad_enabled() and x.dtype == weight.dtype:  # nothing to differentiate again: one call

@@ -54,9 +54,8 @@ def gather(problem: Problem, geo: Geometry) -> Iterator[Choice]:
         columns = col * geo.taps if patch else col
         extents = (geo.batch, *(geo.phase_positions if is_input else geo.y))
         fixed = (1, 1, 1) if is_input else geo.stride
-        for rows, width, warps, per_sm in ((256, 128, 8, 1), (128, 256, 8, 1), (128, 128, 4, 2), (128, 128, 8, 2),
-                                           (256, 64, 4, 2), (128, 64, 4, 3), (64, 128, 4, 3), (64, 64, 4, 4),
-                                           (64, 256, 8, 2)):
+        for rows, width, warps, per_sm in ((256, 128, 8, 1), (128, 128, 4, 2), (128, 128, 8, 2),
+                                           (256, 64, 4, 2), (128, 64, 4, 3), (64, 128, 4, 3), (64, 64, 4, 4)):
             if width <= max(64, power_of_two(columns)) and width * 4 >= min(columns, 256):
                 stages = stages_for((rows + width) * model.CB * 2 * per_sm, 4)
                 box = best_box(extents, rows, fixed)
