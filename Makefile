@@ -8,7 +8,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 FEW_THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench verify native-dev test-asan clean
+.PHONY: help demo test test-gpu lint bench verify native-dev test-asan clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -20,6 +20,9 @@ demo: .venv/installed ## install into .venv and show what it does on this machin
 
 test: .venv/test-installed ## all tests, against the installed package
 	$(FEW_THREADS) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests
+
+test-gpu: ## the GPU backend's tests on this machine's GPU, with the environment's own torch and triton
+	PYTHONPATH=src TRITON_INTERPRET=0 $(PYTHON) -m pytest -q -k triton tests
 
 lint: .venv/test-installed ## ruff and mypy --strict
 	$(BIN)/ruff check src tests examples

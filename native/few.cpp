@@ -120,30 +120,18 @@ template <typename T>
 void FewPlan::pack(const Tensor& w, int64_t group, T* packed, bool& finite) const {
   const Geometry& geo = problem.geo;
   const ElementCode code = operand_code(problem);
-  const int64_t rows = geo.kernel[0] * geo.kernel[1], S = geo.kernel[2], taps = rows * S, L = shape.lanes;
-  std::vector<T> line(S);
+  const int64_t taps = geo.taps(), L = shape.lanes;
+  std::vector<T> line(taps);
   finite = true;
   for (int64_t m = 0; m < shape.blocks * L; ++m)
     for (int64_t f = 0; f < shape.few; ++f) {
       const int64_t block = m / L, first = broadcast ? block * shape.few + f : f * shape.blocks + block;
       T* to = packed + first * taps * L + m % L;
-      for (int64_t row = 0; row < rows; ++row) {
-        if (m >= shape.many) {
-          std::fill(line.begin(), line.end(), T(0));
-        } else {
-          const char* from = w.data + shape.weight_offset(geo, w, group, m, f) +
-                             row / geo.kernel[1] * w.stride[axis_d] + row % geo.kernel[1] * w.stride[axis_h];
-          if constexpr (sizeof(T) == 8) {
-            code.decode64(from, w.stride[axis_w], S, line.data());
-          } else {
-            code.decode(from, w.stride[axis_w], S, line.data());
-            if (code.round) code.round(line.data(), S);
-          }
-        }
-        for (int64_t s = 0; s < S; ++s, to += L) {
-          *to = line[s];
-          finite &= std::isfinite(line[s]);
-        }
+      if (m < shape.many) read_taps(geo, w, w.data + shape.weight_offset(geo, w, group, m, f), code, line.data());
+      else std::fill(line.begin(), line.end(), T(0));
+      for (int64_t tap = 0; tap < taps; ++tap, to += L) {
+        *to = line[tap];
+        finite &= std::isfinite(line[tap]);
       }
     }
 }
@@ -249,7 +237,10 @@ double FewPlan::cycles() const {
   const double width = images > 1 ? double(std::min<int64_t>(images, 8)) : std::min(8.0, positions);
   const double per_product = std::max(1.1, (tile_parts + width) / (tile_parts * width)) + 0.7 / width;
   const double vectors = double(shape.blocks * shape.few * geo.taps());
-  const double products = pixels * shape.blocks * shape.few * reach * per_product;
+  // Phases of a strided input gradient are short sums: measured 1.3 times slower per product.
+  const double short_sums = way.input && geo.stride[2] > 1 && images == 1 && shape.few > 1 ? 1.3 : 1;
+  const double products = pixels * shape.blocks * shape.few * reach * per_product * short_sums *
+                          landing_share(geo);
   // Weights that do not stay in the second-level cache come again for every row of tiles.
   double rows = double(geo.N) * geo.G / images * way.to_size()[0] * way.to_size()[1];
   if (way.input) rows /= double(geo.stride[0] * geo.stride[1]);
@@ -264,8 +255,10 @@ double FewPlan::cycles() const {
   const double moves = lane_vectors * lane_move_cycles(nominal, bytes, 1, one_image);
   const double reduces = broadcast ? 0 : pixels * shape.few * 10;
   const double plain = broadcast ? double(geo.N) * (way.input ? geo.K * geo.out_pixels() : geo.C * geo.in_pixels()) : 0;
+  const double plain_cycles = (way.input ? problem.y_nominal : problem.x_nominal)[axis_w] == bytes ? 1.5 : 3;
   const double moved = double(geo.N) * (geo.C * geo.in_pixels() + geo.K * geo.out_pixels()) * bytes;
-  return std::max(products + weights + moves + reduces + 1.5 * plain, moved * cycles_per_byte);
+  const double cycles = lane_weight_cycles(geo) + products + weights + moves + reduces + plain_cycles * plain;
+  return std::max(cycles, moved * cycles_per_byte);
 }
 
 std::optional<Plan> plan_one(const Problem& problem, bool broadcast, std::string& why_not) {

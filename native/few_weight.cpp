@@ -42,7 +42,10 @@ struct FewWeightPlan {
   FewWeightPlan(const Problem& p, bool lanes_are_out)
       : problem(p), shape(p.geo, p.isa->vector_bytes / int(element_bytes()), lanes_are_out), kernels(p.isa->level) {
     const Geometry& g = problem.geo;
-    images = g.out[0] == 1 ? std::min(g.N, divide_up(pixels_wanted, g.out_pixels())) : 1;
+    // Small images go together, so that sums stay in registers over many pixels, as far as the cache holds them.
+    const int64_t plain = shape.few * (lanes_are_out ? g.in_pixels() : g.out_pixels()) * element_bytes();
+    const int64_t fit = std::max<int64_t>(1, l2_bytes / 4 / plain);
+    images = g.out[0] == 1 ? std::min({g.N, divide_up(pixels_wanted, g.out_pixels()), fit}) : 1;
     image_blocks = divide_up(g.N, images);
     sum_vectors = shape.blocks * shape.few * g.taps() + (!bias() ? 0 : lanes_are_out ? shape.blocks : shape.few);
   }
@@ -52,8 +55,11 @@ struct FewWeightPlan {
   bool f64() const { return problem.dtype == Dtype::f64; }
   bool bias() const { return problem.wrt & wrt_bias; }
   int64_t items() const { return image_blocks * cut.boxes(); }
-  int64_t split_first(int64_t split) const { return shape.blocks * split / splits; }
-  int64_t split_blocks() const { return divide_up(shape.blocks, splits); }
+  // Splits start at multiples of a tile's four blocks.
+  int64_t split_first(int64_t split) const {
+    return std::min(shape.blocks, 4 * (divide_up(shape.blocks, 4) * split / splits));
+  }
+  int64_t split_blocks() const { return std::min(shape.blocks, 4 * divide_up(divide_up(shape.blocks, 4), splits)); }
   int64_t product_vectors() const { return shape.blocks * shape.few * problem.geo.taps(); }
 
   int64_t x_pixels(const int64_t* extent) const {
@@ -109,7 +115,8 @@ void FewWeightPlan::chunk(const Arguments& args, int64_t group, int64_t split, i
     const int64_t lane_image = blocks * (out ? y_count : x_count) * L;
     const int64_t plain_image = shape.few * (out ? x_count : y_count);
     for (int64_t i = 0; i < here; ++i) {
-      const LanePlanes planes = channel_planes(many, image + i, group * shape.many, shape.many, int(L), first, blocks, code);
+      const LanePlanes planes =
+          channel_planes(many, image + i, group * shape.many, shape.many, int(L), first, blocks, code);
       kernels.load(planes, lane_box, out ? geo.out : geo.in, lanes + i * lane_image);
       if (sum_bias && out) kernels.sum(lanes + i * lane_image, blocks, y_count, bias_sums, f64());
       if constexpr (sizeof(T) == 4)
@@ -148,32 +155,26 @@ void FewWeightPlan::chunk(const Arguments& args, int64_t group, int64_t split, i
 template <typename T>
 void FewWeightPlan::finish(const Arguments& args, int64_t group, T* sums) const {
   const Geometry& geo = problem.geo;
-  const int64_t L = shape.lanes, S = geo.kernel[2], rows = geo.kernel[0] * geo.kernel[1], taps = rows * S;
+  const int64_t L = shape.lanes, taps = geo.taps();
   for (int64_t c = 1; c < chunks; ++c) {
     const T* part = sums + c * geo.G * sum_vectors * L;
     for (int64_t i = 0; i < sum_vectors * L; ++i) sums[i] += part[i];
   }
   const ElementCode code = result_code(problem);
-  std::vector<T> line(std::max(S, geo.group_out()));
-  const auto encode = [&](int64_t n, char* to, int64_t stride) {
-    if constexpr (sizeof(T) == 8) code.encode64(line.data(), n, to, stride);
-    else code.encode(line.data(), n, to, stride);
-  };
+  std::vector<T> line(std::max(taps, geo.group_out()));
   for (int64_t m = 0; m < shape.many; ++m)
     for (int64_t f = 0; f < shape.few; ++f) {
       const int64_t block = m / L, pair = shape.lanes_are_out ? block * shape.few + f : f * shape.blocks + block;
       const T* from = sums + pair * taps * L + m % L;
-      for (int64_t row = 0; row < rows; ++row) {
-        for (int64_t s = 0; s < S; ++s, from += L) line[s] = *from;
-        encode(S, args.w.data + shape.weight_offset(geo, args.w, group, m, f) +
-                      row / geo.kernel[1] * args.w.stride[axis_d] + row % geo.kernel[1] * args.w.stride[axis_h],
-               args.w.stride[axis_w]);
-      }
+      for (int64_t tap = 0; tap < taps; ++tap, from += L) line[tap] = *from;
+      write_taps(geo, args.w, args.w.data + shape.weight_offset(geo, args.w, group, m, f), code, line.data());
     }
   if (!bias()) return;
   const T* from = sums + product_vectors() * L;
   for (int64_t k = 0; k < geo.group_out(); ++k) line[k] = from[shape.lanes_are_out ? k : k * L];
-  encode(geo.group_out(), args.db.data + group * geo.group_out() * args.db.stride[0], args.db.stride[0]);
+  char* to = args.db.data + group * geo.group_out() * args.db.stride[0];
+  if constexpr (sizeof(T) == 8) code.encode64(line.data(), geo.group_out(), to, args.db.stride[0]);
+  else code.encode(line.data(), geo.group_out(), to, args.db.stride[0]);
 }
 
 void FewWeightPlan::run(const Arguments& args) const {
@@ -195,8 +196,8 @@ void FewWeightPlan::run(const Arguments& args) const {
 void FewWeightPlan::choose_boxes() {
   const Geometry& geo = problem.geo;
   const int64_t vector_bytes = problem.isa->vector_bytes;
-  // Tiles are four blocks wide: splits of at least that share the work without sums of their own.
-  splits = std::clamp<int64_t>(divide_up(tasks_wanted, geo.G), 1, divide_up(shape.blocks, 4));
+  // Splits share the work without sums of their own; each has two tiles of four blocks or more.
+  splits = std::clamp<int64_t>(divide_up(tasks_wanted, geo.G), 1, divide_up(shape.blocks, 8));
   int64_t chunks_wanted = divide_up(tasks_wanted, geo.G * splits);
   for (int64_t limit = l2_bytes / 2 / vector_bytes;;) {
     cut = choose_box(geo.out, geo.G * splits * image_blocks, limit, [&](const int64_t* e) {
@@ -221,15 +222,17 @@ double FewWeightPlan::cycles() const {
   const double parts = std::min<double>(4, double(shape.lanes_are_out ? shape.blocks : shape.few));
   const double terms = std::min<double>(8, double(geo.kernel[2])) * (geo.kernel[1] > 1 ? 2 : 1);
   const double sums = std::min(24.0, parts * terms);
-  const double per_product = std::max({1.0, (parts + sums / parts) / sums, 4.0 / sums}) + 0.1;
-  const double products = pixels * shape.blocks * shape.few * geo.taps() * per_product;
+  const double per_product = std::max({1.0, (parts + sums / parts) / sums, 4.0 / sums}) + 0.18;
+  const double products = pixels * shape.blocks * shape.few * geo.taps() * per_product * landing_share(geo);
   const double boxes = double(items()) * geo.G;
   const int64_t bytes = size_of(problem.dtype);
   const int64_t* nominal = shape.lanes_are_out ? problem.y_nominal : problem.x_nominal;
+  const int64_t* plain_nominal = shape.lanes_are_out ? problem.x_nominal : problem.y_nominal;
   const LaneSpread one_image(Geometry{1, 64, 64, 64, {}, {}, {}, {}, {}, {}}, shape.lanes);
   const double moves = boxes * splits * lane_vectors(cut.extent) * lane_move_cycles(nominal, bytes, 1, one_image) +
-                       boxes * splits * plain_elements(cut.extent) * 1.0;
-  const double updates = boxes * product_vectors() * 2.0 + double(chunks) * geo.G * sum_vectors * 3;
+                       boxes * splits * plain_elements(cut.extent) * (plain_nominal[axis_w] == bytes ? 1 : 3);
+  const double updates = boxes * product_vectors() * 2.0 + double(chunks) * geo.G * sum_vectors * 3 +
+                         lane_weight_cycles(geo);
   const double moved = double(geo.N) * (geo.C * geo.in_pixels() + geo.K * geo.out_pixels()) * bytes;
   return std::max(products + moves + updates, moved * cycles_per_byte);
 }
@@ -242,7 +245,8 @@ std::optional<Plan> plan_one(const Problem& problem, bool lanes_are_out, std::st
   plan.kernel = std::string("few_weight_") + (lanes_are_out ? "out_" : "in_") + (p->f64() ? "f64_" : "f32_") +
                 std::to_string(p->shape.lanes) + "lanes_" + problem.isa->name;
   char note[256];
-  std::snprintf(note, sizeof note, "%lld chunks of %lld boxes of %lldx%lldx%lld output pixels, %lld images at once, %lld splits",
+  std::snprintf(note, sizeof note,
+                "%lld chunks of %lld boxes of %lldx%lldx%lld output pixels, %lld images at once, %lld splits",
                 (long long)p->chunks, (long long)p->items(), (long long)p->cut.extent[0], (long long)p->cut.extent[1],
                 (long long)p->cut.extent[2], (long long)p->images, (long long)p->splits);
   plan.notes.push_back(note);

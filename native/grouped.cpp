@@ -37,7 +37,7 @@ LaneCut choose_lane_cut(const Problem& problem, const LaneSpread& spread, const 
     // A stretch of memory that is read or written at once: channels, or the pixels of as many small planes.
     const int64_t plane = problem.geo.in_pixels() * channels * bytes;
     const double stretch = double(together * spread.lanes * (last ? channels * bytes : plane));
-    const double weight = last ? 1 + 100.0 / stretch : 1 + 2000.0 / stretch;
+    const double weight = last ? 1 + 250.0 / stretch : 1 + 2000.0 / stretch;
     double cost = 0;
     const BoxCut cut = choose_box(size, spread.image_blocks * divide_up(spread.weight_blocks, together), limit_vectors,
                                   [&](const int64_t* e) { return together * vectors(e); }, &cost);
@@ -194,7 +194,8 @@ std::optional<Plan> plan_grouped(const Problem& problem, std::string& why_not) {
   };
   const auto held = [&](const int64_t* extent) { return slab(extent) + way.to_channels() * batch(extent) * extent[2]; };
   int64_t limit = l2_bytes / 3 / vector_bytes;
-  p->packed_bytes = up_to_multiple(p->spread.weight_blocks * geo.group_out() * geo.group_in() * geo.taps() * vector_bytes, 64);
+  p->packed_bytes = p->spread.weight_blocks * geo.group_out() * geo.group_in() * geo.taps() * vector_bytes;
+  p->packed_bytes = up_to_multiple(p->packed_bytes, 64);
   p->finite_bytes = up_to_multiple(p->spread.weight_blocks, 64);
   const int64_t shared = p->packed_bytes + p->finite_bytes;
   for (;; limit /= 2) {
@@ -211,22 +212,24 @@ std::optional<Plan> plan_grouped(const Problem& problem, std::string& why_not) {
   const double vectors_out = double(p->spread.image_blocks) * p->spread.weight_blocks * way.to_size()[0] *
                              way.to_size()[1] * way.to_size()[2] * way.to_channels();
   const double vectors_in = double(p->spread.image_blocks) * p->spread.weight_blocks * p->cut.boxes() * p->slab_vectors;
-  double reach = 1;  // taps per destination pixel
+  double reach = landing_share(geo);  // taps per destination pixel
   for (int a = 0; a < 3; ++a) reach *= double(geo.kernel[a]) / (way.input ? geo.stride[a] : 1);
-  const double cycles = vectors_out * reach * way.from_channels() * cycles_per_product +
+  const double cycles = lane_weight_cycles(geo) + vectors_out * reach * way.from_channels() *
+                            (way.to_channels() > 1 ? 1.05 : cycles_per_product) +
                         vectors_in * lane_move_cycles(from_nominal, bytes, way.from_channels(), p->spread) +
-                        vectors_out * lane_move_cycles(to_nominal, size_of(problem.out_dtype), way.to_channels(), p->spread);
+                        vectors_out * lane_move_cycles(to_nominal, bytes, way.to_channels(), p->spread);
 
   Plan plan;
   plan.kernel = std::string(geo.group_in() == 1 ? "depthwise" : "grouped") + "_" +
                 (problem.dtype == Dtype::f64 ? "f64_" : "f32_") + std::to_string(p->spread.lanes) + "lanes_" +
                 problem.isa->name;
-  if (!fit_workspace(plan, problem, shared, p->scratch_bytes, std::max(cycles, double(moved) * cycles_per_byte), why_not))
-    return std::nullopt;
+  const double bound = std::max(cycles, double(moved) * cycles_per_byte);
+  if (!fit_workspace(plan, problem, shared, p->scratch_bytes, bound, why_not)) return std::nullopt;
   char note[256];
   std::snprintf(note, sizeof note, "%lld boxes of %lldx%lldx%lld pixels, %lld vectors held, %lld tasks",
                 (long long)p->cut.boxes(), (long long)p->cut.extent[0], (long long)p->cut.extent[1],
-                (long long)p->cut.extent[2], (long long)p->slab_vectors, (long long)(p->spread.image_blocks * divide_up(p->spread.weight_blocks, p->together) * p->cut.boxes()));
+                (long long)p->cut.extent[2], (long long)p->slab_vectors, 
+                (long long)(p->spread.image_blocks * divide_up(p->spread.weight_blocks, p->together) * p->cut.boxes()));
   plan.notes.push_back(note);
   plan.run = [p](const Arguments& args) { p->run(args); };
   return plan;

@@ -59,8 +59,18 @@ struct LaneKernels {
   explicit LaneKernels(int level);
 };
 
+// All taps of one pair of channels, whose first weight is at `at`, from and to a dense line; T is float or double.
+template <typename T>
+void read_taps(const Geometry& geo, const Tensor& w, const char* at, const ElementCode& code, T* line);
+template <typename T>
+void write_taps(const Geometry& geo, const Tensor& w, char* at, const ElementCode& code, const T* line);
+// The share of (output, tap) pairs on z and y that land in the input: the others are not visited.
+double landing_share(const Geometry& geo);
+// Cycles to bring all weights into lane form, or out of it.
+double lane_weight_cycles(const Geometry& geo);
+
 // Reads the weights into lane form, [weight block][group_out][group_in][taps][lane]; finite[block] says whether all of
-// a block's weights are finite. Returns nothing; `sums_f64` chooses double.
+// a block's weights are finite.
 void pack_lane_weights(const Geometry& geo, const LaneSpread& spread, const Tensor& w, const ElementCode& code,
                        void* packed, bool* finite, int threads);
 

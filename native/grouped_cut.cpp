@@ -127,42 +127,104 @@ bool fit_workspace(Plan& plan, const Problem& problem, int64_t shared, int64_t p
   return true;
 }
 
-LaneKernels::LaneKernels(int level)
-    : load(isa_pick(level, generic::load_lanes, avx2::load_lanes, avx512::load_lanes)),
-      correlate(isa_pick(level, generic::correlate_lanes, avx2::correlate_lanes, avx512::correlate_lanes)),
-      weight_grad(isa_pick(level, generic::weight_grad_lanes, avx2::weight_grad_lanes, avx512::weight_grad_lanes)),
-      finite(isa_pick(level, generic::finite_lanes, avx2::finite_lanes, avx512::finite_lanes)),
-      sum(isa_pick(level, generic::sum_lanes, avx2::sum_lanes, avx512::sum_lanes)) {}
+#if defined(__x86_64__)
+#define CONVGRAD_LANE_KERNEL(name) isa_pick(level, generic::name, avx2::name, avx512::name)
+#else
+#define CONVGRAD_LANE_KERNEL(name) generic::name
+#endif
+
+LaneKernels::LaneKernels([[maybe_unused]] int level)
+    : load(CONVGRAD_LANE_KERNEL(load_lanes)),
+      correlate(CONVGRAD_LANE_KERNEL(correlate_lanes)),
+      weight_grad(CONVGRAD_LANE_KERNEL(weight_grad_lanes)),
+      finite(CONVGRAD_LANE_KERNEL(finite_lanes)),
+      sum(CONVGRAD_LANE_KERNEL(sum_lanes)) {}
+
+namespace {
+
+// Calls line(offset, first, n, stride) for every stretch of taps that are evenly spaced in memory: mostly one.
+template <typename Line>
+void each_tap_line(const Geometry& geo, const Tensor& w, const Line& line) {
+  const int64_t R = geo.kernel[1], S = geo.kernel[2], rows = geo.kernel[0] * R;
+  const int64_t step = S > 1 ? w.stride[axis_w] : R > 1 ? w.stride[axis_h] : w.stride[axis_d];
+  const bool even = (R == 1 || S == 1 || w.stride[axis_h] == S * step) &&
+                    (geo.kernel[0] == 1 || R * S == 1 || w.stride[axis_d] == R * S * step);
+  if (even) return line(0, 0, rows * S, step);
+  for (int64_t row = 0; row < rows; ++row)
+    line(row / R * w.stride[axis_d] + row % R * w.stride[axis_h], row * S, S, w.stride[axis_w]);
+}
+
+}  // namespace
+
+template <typename T>
+void read_taps(const Geometry& geo, const Tensor& w, const char* at, const ElementCode& code, T* line) {
+  each_tap_line(geo, w, [&](int64_t offset, int64_t first, int64_t n, int64_t stride) {
+    if constexpr (sizeof(T) == 8) {
+      code.decode64(at + offset, stride, n, line + first);
+    } else {
+      code.decode(at + offset, stride, n, line + first);
+      if (code.round) code.round(line + first, n);
+    }
+  });
+}
+
+template <typename T>
+void write_taps(const Geometry& geo, const Tensor& w, char* at, const ElementCode& code, const T* line) {
+  each_tap_line(geo, w, [&](int64_t offset, int64_t first, int64_t n, int64_t stride) {
+    if constexpr (sizeof(T) == 8) code.encode64(line + first, n, at + offset, stride);
+    else code.encode(line + first, n, at + offset, stride);
+  });
+}
+
+template void read_taps(const Geometry&, const Tensor&, const char*, const ElementCode&, float*);
+template void read_taps(const Geometry&, const Tensor&, const char*, const ElementCode&, double*);
+template void write_taps(const Geometry&, const Tensor&, char*, const ElementCode&, const float*);
+template void write_taps(const Geometry&, const Tensor&, char*, const ElementCode&, const double*);
+
+double landing_share(const Geometry& geo) {
+  double share = 1;
+  for (int a = 0; a < 2; ++a) {
+    int64_t landing = 0;
+    for (int64_t k = 0; k < geo.kernel[a]; ++k) {
+      const int64_t shift = k * geo.dilation[a] - geo.pad[a];  // input = output*stride + shift
+      const int64_t low = shift < 0 ? divide_up(-shift, geo.stride[a]) : 0;
+      const int64_t high = std::min(geo.out[a], floor_divide(geo.in[a] - 1 - shift, geo.stride[a]) + 1);
+      landing += std::max<int64_t>(0, high - low);
+    }
+    share *= double(landing) / double(geo.out[a] * geo.kernel[a]);
+  }
+  return share;
+}
+
+double lane_weight_cycles(const Geometry& geo) {
+  const double pairs = double(geo.K) * geo.group_in();
+  return pairs * (25 + 4.0 * geo.taps());
+}
 
 namespace {
 
 template <typename T>
 void pack_block(const Geometry& geo, const LaneSpread& spread, const Tensor& w, const ElementCode& code, int64_t block,
                 T* packed, bool& finite) {
-  const int64_t rows = geo.kernel[0] * geo.kernel[1], S = geo.kernel[2], L = spread.lanes;
-  std::vector<T> line(S);
+  const int64_t taps = geo.taps(), L = spread.lanes;
+  std::vector<T> line(taps);
   finite = true;
   for (int lane = 0; lane < L; ++lane) {
     const int64_t group = spread.group_of(geo, block, lane);
     T* to = packed + lane;
     for (int64_t k = 0; k < geo.group_out(); ++k)
-      for (int64_t c = 0; c < geo.group_in(); ++c)
-        for (int64_t row = 0; row < rows; ++row) {
-          if (group < 0) {
-            std::fill(line.begin(), line.end(), T(0));
-          } else {
-            const char* from = w.data + (group * geo.group_out() + k) * w.stride[axis_o] + c * w.stride[axis_i] +
-                               row / geo.kernel[1] * w.stride[axis_d] + row % geo.kernel[1] * w.stride[axis_h];
-            if constexpr (sizeof(T) == 8) code.decode64(from, w.stride[axis_w], S, line.data());
-            else code.decode(from, w.stride[axis_w], S, line.data());
-          }
-          if constexpr (sizeof(T) == 4)
-            if (code.round) code.round(line.data(), S);
-          for (int64_t s = 0; s < S; ++s, to += L) {
-            *to = line[s];
-            finite &= std::isfinite(line[s]);
-          }
+      for (int64_t c = 0; c < geo.group_in(); ++c) {
+        if (group < 0) {
+          std::fill(line.begin(), line.end(), T(0));
+        } else {
+          const char* at = w.data + (group * geo.group_out() + k) * w.stride[axis_o] + c * w.stride[axis_i];
+          read_taps(geo, w, at, code, line.data());
         }
+        for (int64_t tap = 0; tap < taps; ++tap, to += L) {
+          *to = line[tap];
+          finite &= std::isfinite(line[tap]);
+        }
+      }
   }
 }
 

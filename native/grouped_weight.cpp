@@ -57,7 +57,8 @@ void WeightPlan::chunk(const Arguments& args, int64_t first, int64_t index, char
     const int64_t *xe = job.x_box.extent, *ye = job.dy_box.extent;
     const int64_t x_count = geo.group_in() * xe[0] * xe[1] * xe[2], y_pixels = ye[0] * ye[1] * ye[2];
     const int64_t y_count = geo.group_out() * y_pixels;
-    kernels.load(spread.planes(geo, args.y, geo.group_out(), code, image_block, first, blocks), job.dy_box, geo.out, dy);
+    const LanePlanes gradients = spread.planes(geo, args.y, geo.group_out(), code, image_block, first, blocks);
+    kernels.load(gradients, job.dy_box, geo.out, dy);
     for (int64_t b = 0; b < blocks && bias(); ++b)
       kernels.sum(dy + b * y_count * vector_bytes, geo.group_out(), y_pixels,
                   sums + b * sum_vectors * vector_bytes + bias_at, f64());
@@ -82,7 +83,7 @@ void WeightPlan::chunk(const Arguments& args, int64_t first, int64_t index, char
 template <typename T>
 void WeightPlan::finish(const Arguments& args, int64_t block, char* sums) const {
   const Geometry& geo = problem.geo;
-  const int64_t L = spread.lanes, S = geo.kernel[2], rows = geo.kernel[0] * geo.kernel[1];
+  const int64_t L = spread.lanes, taps = geo.taps();
   T* total = reinterpret_cast<T*>(sums + block * sum_vectors * problem.isa->vector_bytes);
   for (int64_t c = 1; c < chunks; ++c) {
     const T* part = total + c * spread.weight_blocks * sum_vectors * L;
@@ -94,26 +95,22 @@ void WeightPlan::finish(const Arguments& args, int64_t block, char* sums) const 
       for (int64_t g = 0; g < geo.G; ++g) total[i * L + g] += total[i * L + image * geo.G + g];
 
   const ElementCode code = result_code(problem);
-  std::vector<T> line(std::max(S, geo.group_out()));
-  const auto encode = [&](int64_t n, char* to, int64_t stride) {
-    if constexpr (sizeof(T) == 8) code.encode64(line.data(), n, to, stride);
-    else code.encode(line.data(), n, to, stride);
-  };
+  std::vector<T> line(std::max(taps, geo.group_out()));
   for (int lane = 0; lane < here; ++lane) {
-    const int64_t group = spread.group_of(geo, block, lane);
+    const int64_t group = spread.group_of(geo, block, lane), first = group * geo.group_out();
     if (group < 0) continue;
     const T* from = total + lane;
     for (int64_t k = 0; k < geo.group_out(); ++k)
-      for (int64_t c = 0; c < geo.group_in(); ++c)
-        for (int64_t row = 0; row < rows; ++row) {
-          for (int64_t s = 0; s < S; ++s, from += L) line[s] = *from;
-          encode(S, args.w.data + (group * geo.group_out() + k) * args.w.stride[axis_o] + c * args.w.stride[axis_i] +
-                        row / geo.kernel[1] * args.w.stride[axis_d] + row % geo.kernel[1] * args.w.stride[axis_h],
-                 args.w.stride[axis_w]);
-        }
+      for (int64_t c = 0; c < geo.group_in(); ++c) {
+        for (int64_t tap = 0; tap < taps; ++tap, from += L) line[tap] = *from;
+        write_taps(geo, args.w, args.w.data + (first + k) * args.w.stride[axis_o] + c * args.w.stride[axis_i], code,
+                   line.data());
+      }
     if (!bias()) continue;
     for (int64_t k = 0; k < geo.group_out(); ++k, from += L) line[k] = *from;
-    encode(geo.group_out(), args.db.data + group * geo.group_out() * args.db.stride[0], args.db.stride[0]);
+    char* to = args.db.data + first * args.db.stride[0];
+    if constexpr (sizeof(T) == 8) code.encode64(line.data(), geo.group_out(), to, args.db.stride[0]);
+    else code.encode(line.data(), geo.group_out(), to, args.db.stride[0]);
   }
 }
 
@@ -145,8 +142,9 @@ std::optional<Plan> plan_grouped_weight(const Problem& problem, std::string& why
   p->sum_vectors = geo.group_out() * geo.group_in() * geo.taps() + (p->bias() ? geo.group_out() : 0);
   int64_t limit = l2_bytes / 2 / vector_bytes, shared = 0, tasks = tasks_wanted;
   for (;;) {
-    const LaneCut cut = choose_lane_cut(problem, p->spread, problem.x_nominal, std::min(geo.group_in(), geo.group_out()),
-                                        geo.out, limit, [&](const int64_t* e) { return dy_vectors(e) + x_vectors(e); });
+    const int64_t channels = std::min(geo.group_in(), geo.group_out());
+    const LaneCut cut = choose_lane_cut(problem, p->spread, problem.x_nominal, channels, geo.out, limit,
+                                        [&](const int64_t* e) { return dy_vectors(e) + x_vectors(e); });
     p->cut = cut.boxes;
     p->together = cut.together;
     const int64_t chunks_wanted = divide_up(tasks, divide_up(blocks, p->together));
@@ -162,10 +160,11 @@ std::optional<Plan> plan_grouped_weight(const Problem& problem, std::string& why
   const int64_t bytes = size_of(problem.dtype);
   const double boxes = double(p->items()) * blocks;
   const double cycles =
-      boxes * (p->dy_vectors * double(geo.group_in() * geo.taps()) * cycles_per_product +
+      boxes * (p->dy_vectors * double(geo.group_in() * geo.taps()) * landing_share(geo) * cycles_per_product +
                p->x_vectors * lane_move_cycles(problem.x_nominal, bytes, geo.group_in(), p->spread) +
                p->dy_vectors * lane_move_cycles(problem.y_nominal, bytes, geo.group_out(), p->spread)) +
-      double(p->chunks) * blocks * p->sum_vectors * 3;
+      double(p->chunks) * blocks * p->sum_vectors * 3 + lane_weight_cycles(geo) +
+      boxes * p->sum_vectors * (p->sum_vectors * vector_bytes > l2_bytes / 2 ? 15 : 2);
   const double moved = double(geo.N) * (geo.C * geo.in_pixels() + geo.K * geo.out_pixels()) * bytes;
 
   Plan plan;

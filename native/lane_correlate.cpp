@@ -199,7 +199,8 @@ struct BatchJob {
 
   void parts_of_rows(const T* from, const T* w, T* to, int64_t pixels) {
     const bool slides_down = sweep.from_s == -sweep.from_pixel;
-    if (job.parts == 1 && !job.broadcast && sweep.from_pixel == L && sweep.s >= 3 && (slides_down || sweep.from_s == L)) {
+    const bool neighbours = sweep.from_pixel == L && (slides_down || sweep.from_s == L);
+    if (job.parts == 1 && !job.broadcast && neighbours && sweep.s >= 3) {
       const Sweep kept = sweep;
       if (slides_down) {  // start at the last tap
         from += (sweep.s - 1) * sweep.from_s;

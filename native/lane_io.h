@@ -3,31 +3,10 @@
 
 #include <utility>
 
-#include "lanes.h"
-
-#if defined(__F16C__)
-#include <immintrin.h>
-#endif
+#include "lane_elements.h"
 
 #ifdef CONVGRAD_ISA
 namespace convgrad::CONVGRAD_ISA {
-
-#define CONVGRAD_INLINE static inline __attribute__((always_inline))
-
-template <typename T> struct LaneTypes;
-template <> struct LaneTypes<float> {
-  typedef VecF V;
-  typedef int32_t Index __attribute__((vector_size(CONVGRAD_VECTOR_BYTES)));
-};
-template <> struct LaneTypes<double> {
-  typedef VecD V;
-  typedef int64_t Index __attribute__((vector_size(CONVGRAD_VECTOR_BYTES)));
-};
-template <typename T> using Vec = typename LaneTypes<T>::V;
-template <typename T> constexpr int lanes_of = CONVGRAD_VECTOR_BYTES / int(sizeof(T));
-
-typedef uint32_t VecU __attribute__((vector_size(CONVGRAD_VECTOR_BYTES)));
-typedef uint16_t VecH __attribute__((vector_size(CONVGRAD_VECTOR_BYTES / 2)));
 
 // --- shuffles ---------------------------------------------------------------------------------------------------
 
@@ -98,64 +77,7 @@ CONVGRAD_INLINE void interleave(Vec<T>* v) {
   }
 }
 
-// --- vectors of contiguous elements -------------------------------------------------------------------------------
-
-// The formats with vector conversions of their own; all others go through the line functions of the instruction set.
-struct AsF64 {
-  using T = double;
-  static constexpr int bytes = 8;
-  CONVGRAD_INLINE VecD load(const char* p) { return convgrad::CONVGRAD_ISA::load<VecD>(p); }
-  CONVGRAD_INLINE void store(char* p, VecD v) { convgrad::CONVGRAD_ISA::store(p, v); }
-};
-struct AsF32 {
-  using T = float;
-  static constexpr int bytes = 4;
-  CONVGRAD_INLINE VecF load(const char* p) { return convgrad::CONVGRAD_ISA::load<VecF>(p); }
-  CONVGRAD_INLINE void store(char* p, VecF v) { convgrad::CONVGRAD_ISA::store(p, v); }
-};
-struct AsBf16 {
-  using T = float;
-  static constexpr int bytes = 2;
-  CONVGRAD_INLINE VecF load(const char* p) {
-    VecU wide = __builtin_convertvector(convgrad::CONVGRAD_ISA::load<VecH>(p), VecU) << 16;
-    return (VecF)wide;
-  }
-  CONVGRAD_INLINE void store(char* p, VecF v) {
-    VecU bits = (VecU)v;
-    VecU even = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    VecU quiet = (bits >> 16) | 0x40;
-    convgrad::CONVGRAD_ISA::store(p, __builtin_convertvector(v == v ? even : quiet, VecH));
-  }
-};
-#if defined(__F16C__)
-struct AsF16 {
-  using T = float;
-  static constexpr int bytes = 2;
-  static constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-#if CONVGRAD_VECTOR_BYTES == 64
-  static constexpr __mmask16 all = 0xffff;  // the unmasked forms draw false warnings from GCC 12
-  CONVGRAD_INLINE VecF load(const char* p) {
-    return (VecF)_mm512_maskz_cvtph_ps(all, _mm256_loadu_si256((const __m256i*)p));
-  }
-  CONVGRAD_INLINE void store(char* p, VecF v) {
-    _mm256_storeu_si256((__m256i*)p, _mm512_maskz_cvtps_ph(all, (__m512)v, nearest));
-  }
-#else
-  CONVGRAD_INLINE VecF load(const char* p) { return (VecF)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
-  CONVGRAD_INLINE void store(char* p, VecF v) {
-    _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, nearest));
-  }
-#endif
-};
-#endif
-struct AsLines {  // no vector conversion: the line functions do the work
-  using T = float;
-  static constexpr int bytes = 0;
-};
-struct AsLines64 {
-  using T = double;
-  static constexpr int bytes = 0;
-};
+// --- lines of elements --------------------------------------------------------------------------------------------
 
 CONVGRAD_INLINE void decode_line(const ElementCode& c, const char* p, int64_t step, int64_t n, float* to) {
   c.decode(p, step, n, to);
@@ -168,19 +90,6 @@ CONVGRAD_INLINE void encode_line(const ElementCode& c, const float* from, int64_
 }
 CONVGRAD_INLINE void encode_line(const ElementCode& c, const double* from, int64_t n, char* p, int64_t step) {
   c.encode64(from, n, p, step);
-}
-
-// Stores one vector, around the caches if asked (f32 and f64 on AVX-512: `p` is then aligned to 64).
-template <typename E, typename V>
-CONVGRAD_INLINE void put(char* p, V v, bool stream) {
-#if CONVGRAD_VECTOR_BYTES == 64
-  if (E::bytes >= 4 && stream) {
-    _mm512_stream_ps(reinterpret_cast<float*>(p), (__m512)v);
-    return;
-  }
-#endif
-  (void)stream;
-  E::store(p, v);
 }
 
 // How far ahead planes and runs are fetched: they are many short streams, the hardware does not see them in time.
@@ -205,9 +114,9 @@ CONVGRAD_INLINE void load_runs(const LanePlanes& from, const char* p, int64_t pi
   using T = typename E::T;
   constexpr int L = lanes_of<T>;
   const int64_t step = from.stride[axis_w], bytes = size_of(from.code.dtype);
-  const int64_t whole = E::bytes ? from.planes / L : 0;  // blocks that need no line function
+  const int64_t whole = E::bytes ? from.planes / L : 0;
   const int64_t run_bytes = from.planes * M * bytes, ahead = run_bytes < ahead_bytes ? 4 * step : 2 * step;
-  alignas(64) T run[L * M] = {};
+  [[maybe_unused]] alignas(64) T run[L * M] = {};
   for (int64_t x = 0; x < pixels; ++x, p += step, to += L) {
     for (int64_t at = 0; at < run_bytes; at += 64) __builtin_prefetch(p + ahead + at);
     Vec<T> v[M];
@@ -219,8 +128,15 @@ CONVGRAD_INLINE void load_runs(const LanePlanes& from, const char* p, int64_t pi
       }
     }
     for (int64_t b = whole; b < from.blocks; ++b) {
-      decode_line(from.code, p + b * L * M * bytes, bytes, int64_t(from.lanes(b, L)) * M, run);
-      for (int m = 0; m < M; ++m) v[m] = load<Vec<T>>(run + m * L);
+      const char* q = p + b * L * M * bytes;
+      const int count = from.lanes(b, L) * M;
+      if constexpr (E::bytes) {
+        for (int m = 0; m < M; ++m)
+          v[m] = count > m * L ? load_part<E>(q + m * L * E::bytes, count - m * L < L ? count - m * L : L) : Vec<T>{};
+      } else {
+        decode_line(from.code, q, bytes, count, run);
+        for (int m = 0; m < M; ++m) v[m] = load<Vec<T>>(run + m * L);
+      }
       deinterleave<T, M>(v);
       for (int m = 0; m < M; ++m) store(to + b * block_step + m * channel_step, v[m]);
     }
@@ -237,7 +153,7 @@ CONVGRAD_INLINE void store_runs(const LanePlanes& to, char* p, int64_t pixels, c
   const bool stream = E::bytes && to.stream && (reinterpret_cast<uintptr_t>(p) | step) % 64 == 0 &&
                       (E::bytes * L * M) % 64 == 0;
   const int64_t run_bytes = stream ? 0 : to.planes * M * bytes, ahead = run_bytes < ahead_bytes ? 4 * step : 2 * step;
-  alignas(64) T run[L * M];
+  [[maybe_unused]] alignas(64) T run[L * M];
   for (int64_t x = 0; x < pixels; ++x, p += step, from += L) {
     for (int64_t at = 0; at < run_bytes; at += 64) __builtin_prefetch(p + ahead + at, 1);
     Vec<T> v[M];
@@ -251,8 +167,15 @@ CONVGRAD_INLINE void store_runs(const LanePlanes& to, char* p, int64_t pixels, c
     for (int64_t b = whole; b < to.blocks; ++b) {
       for (int m = 0; m < M; ++m) v[m] = load<Vec<T>>(from + b * block_step + m * channel_step);
       interleave<T, M>(v);
-      for (int m = 0; m < M; ++m) store(run + m * L, v[m]);
-      encode_line(to.code, run, int64_t(to.lanes(b, L)) * M, p + b * L * M * bytes, bytes);
+      char* q = p + b * L * M * bytes;
+      const int count = to.lanes(b, L) * M;
+      if constexpr (E::bytes) {
+        for (int m = 0; m < M && count > m * L; ++m)
+          store_part<E>(q + m * L * E::bytes, v[m], count - m * L < L ? count - m * L : L);
+      } else {
+        for (int m = 0; m < M; ++m) store(run + m * L, v[m]);
+        encode_line(to.code, run, count, q, bytes);
+      }
     }
   }
 }

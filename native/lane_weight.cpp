@@ -65,7 +65,8 @@ template <typename T> using VisitTile = void (*)(const Visit&, const T*, const T
 
 template <typename T, Pairing pairing, int K, int R, int S>
 constexpr VisitTile<T> tile_or_null() {
-  if constexpr (K * R * S <= most_sums && (sizeof(T) == 4 || (K == 1 && R == 1))) return visit_tile<T, pairing, K, R, S>;
+  constexpr bool made = K * R * S <= most_sums && (sizeof(T) == 4 || (K == 1 && R == 1));
+  if constexpr (made) return visit_tile<T, pairing, K, R, S>;
   else return nullptr;
 }
 template <typename T, Pairing pairing, int K>
@@ -199,7 +200,8 @@ struct BoxJob {
           // Border rows are visited once for each of r: a small price on each.
           const double loads = k + r * s, products = k * r * s, rows = r > 1 ? 1.02 + 0.01 * r : 1;
           const double tile = ((products > loads ? products : loads) + 1.5) * rows;
-          const double cost = double((K + k - 1) / k * ((R + r - 1) / r) * ((S + s - 1) / s)) * (tile < 5.5 ? 5.5 : tile);
+          const double tiles_here = double((K + k - 1) / k * ((R + r - 1) / r) * ((S + s - 1) / s));
+          const double cost = tiles_here * (tile < 5.5 ? 5.5 : tile);
           if (best < 0 || cost < best) best = cost, kn = k, rn = r, sn = s;
         }
   }

@@ -1,0 +1,17 @@
+"""The GPU backend: Triton kernels for CUDA tensors (and, under TRITON_INTERPRET=1, for CPU arrays, to test them)."""
+
+from __future__ import annotations
+
+import os
+
+from ...problem import Plan, Problem, Unsupported
+
+
+def plan(problem: Problem, *, max_workspace_bytes: int | None = None, num_threads: int | None = None) -> Plan:
+    """Choose kernels for a problem on CUDA tensors, or raise Unsupported."""
+    interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+    if problem.device != "cuda" and not interpreted:
+        raise Unsupported("the arrays are in CPU memory; Triton runs on CUDA tensors (TRITON_INTERPRET=1 tests on CPU)")
+    from .plans import make_plan
+
+    return make_plan(problem, max_workspace_bytes)

@@ -1,0 +1,355 @@
+"""Plans for the weight gradient line by line: when it fits, which tile, and how its copies see the tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import triton.experimental.gluon.language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from ...problem import Problem
+from .box_plans import channels_fit, descriptor, tensors_fit
+from .geometry import Geometry, strides_of
+from .launch import INTERPRETED, Launch, Step
+from .tiles import MULTIPROCESSORS, SHARED_BYTES, Box, best_box, most_splits
+from .tuning import Choice, fields_of
+from .weight_lines import line_weight_kernel
+
+MOST_VIEWS = 4  # of x, that one launch takes
+# The tiles whose results were compared with a reference on an H200: output channels, input channels and pixels of a
+# line, then the taps a program without chains and with chains. Others compile, but only these are chosen.
+SEEN_RIGHT: dict[tuple[int, int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {
+    (64, 16, 64): ((1, 2, 3, 4), (3, 4, 6)),
+    (64, 16, 128): ((1, 5), (5,)),
+    (64, 32, 64): ((1, 2, 3, 5), (2, 3, 4)),
+    (64, 32, 128): ((), (3,)),
+    (64, 64, 64): ((1, 3), (2, 3, 4)),
+    (64, 128, 64): ((1, 2), (3, 4)),
+    (64, 256, 64): ((1,), ()),
+    (128, 32, 64): ((1, 2), ()),
+    (128, 64, 64): ((1, 2, 4), ()),
+    (128, 64, 128): ((2,), ()),
+    (128, 128, 64): ((1, 2), (2, 3)),
+    (128, 256, 64): ((1,), ()),
+    (256, 64, 64): ((1,), (2, 3)),
+    (256, 128, 64): ((1,), ()),
+}
+# Estimated times below which `weight.py` was as often faster, launching included.
+SHORTEST = 50e-6
+# What the cost model counts with, in operations, bytes and seconds, fitted to layers measured on an H200: rates of the
+# products by the columns of a tile, and of copies from the cache by the channels of a pixel that are copied together.
+PRODUCTS = {16: 335e12, 32: 560e12, 64: 790e12, 128: 930e12, 256: 930e12}
+CACHE_BYTES = {16: 4e12, 32: 6e12, 64: 7.6e12, 128: 10.5e12, 256: 10.5e12}
+MEMORY_BYTES = 3.5e12
+LAUNCH_SECONDS = 4e-6
+COPY_SECONDS = 0.15e-6  # to start the copies of a line
+DISTURBANCE = 0.08  # of the products by the copies beside them
+LINE_SECONDS = 0.02e-6  # of waiting at each line, beside the products
+HALF_REGISTERS = 128  # a thread, so that two programs of 8 warps fit a multiprocessor
+
+
+@dataclass(frozen=True)
+class LineTile:
+    """BK x CB channels and NT taps of `axis` a program; `box` is a line of pixels; `chain`: lines share their x."""
+
+    box: Box
+    BK: int
+    CB: int
+    NT: int
+    axis: int
+    chain: bool
+    y_slots: int
+    x_slots: int
+    warps: int
+    together: int  # programs that share a multiprocessor
+    splits: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return (f"lines of {'x'.join(map(str, self.box))} pixels, {self.BK} x {self.CB} channels x {self.NT} taps of "
+                f"axis {self.axis}{' in chains' if self.chain else ''}, {self.y_slots}+{self.x_slots} slots, "
+                f"{self.splits} runs, "
+                f"{self.seconds * 1e6:.0f} us expected")
+
+
+def lines_fit(problem: Problem, geo: Geometry) -> bool:
+    """Whether the copies and tensor cores can do this problem: aligned 16-bit channels, and enough of them."""
+    if INTERPRETED or not channels_fit(problem, geo):
+        return False
+    fewest = min(geo.group_in, geo.group_out)
+    # of the grouped layers that were timed, those with a stride or under 32 channels were not faster than `weight.py`
+    return fewest >= 16 if geo.groups == 1 else fewest >= 32 and geo.phases == 1
+
+
+def folded_axes(problem: Problem, geo: Geometry) -> int:
+    """How many last axes have windows side by side, so that their taps and the channels are one row of channels."""
+    if geo.groups > 1 or geo.group_in >= 64 or not problem.layout.endswith(("LC", "WC")):
+        return 0
+    count = 0
+    for axis in (2, 1, 0):
+        kernel, alone = geo.kernel[axis], geo.y[axis] == 1
+        if geo.pad[axis] or (kernel > 1 and geo.dilation[axis] > 1) or kernel * geo.y[axis] > geo.x[axis] or \
+                not (alone or kernel == geo.stride[axis]):
+            break
+        count += 1
+        if not alone or kernel != geo.x[axis]:
+            break
+    return count if math.prod(geo.kernel[3 - count:]) > 1 else 0
+
+
+def folded(geo: Geometry, count: int) -> Geometry:
+    """The same sums with the taps of the last `count` axes as channels."""
+    if count == 0:
+        return geo
+    keep = 3 - count
+    ones = (1,) * count
+    changes: dict[str, Any] = {name: getattr(geo, name)[:keep] + ones
+                               for name in ("kernel", "stride", "dilation", "common")}
+    changes["x"] = geo.x[:keep] + geo.y[keep:]
+    changes["inverse"] = geo.inverse[:keep] + (0,) * count
+    return replace(geo, group_in=geo.group_in * math.prod(geo.kernel[keep:]), **changes)
+
+
+def folded_view(x: Any, geo: Geometry, count: int) -> Any | None:
+    """x (canonical view) as `folded` sees it; None where its pixels do not follow each other without gaps."""
+    if count == 0:
+        return x
+    row = x.shape[1]
+    if row > 1 and x.stride(1) != 1:
+        return None
+    for axis in range(1, min(count, x.dim() - 2) + 1):
+        if x.stride(-axis) != row:
+            return None
+        row *= geo.kernel[3 - axis]
+    shape, steps = list(x.shape), list(x.stride())
+    outer = 3 - min(count, x.dim() - 2)
+    for axis in range(outer, 3):
+        shape[axis - 3], steps[axis - 3] = geo.y[axis], steps[axis - 3] * geo.kernel[axis]
+    shape[1], steps[1] = row, 1
+    return x.as_strided(shape, steps)
+
+
+@dataclass(frozen=True)
+class LinePlan:
+    """The weight gradient of a problem line by line: `take` says whether the tensors lie as it needs."""
+
+    geo: Geometry
+    fold: int
+    tile: LineTile
+    step: Step
+
+    def take(self, dy: Any, x: Any) -> bool:
+        seen = folded_view(x, self.geo, self.fold)
+        return seen is not None and tensors_fit(dy, seen)
+
+    def write(self, dy: Any, x: Any, result: Any) -> None:
+        """Write partial sums to a result (run, O, I, three axes), or the gradient itself to one without runs.
+
+        Folded axes need the former: a gradient may lie in any layout.
+        """
+        if self.fold:
+            runs, outputs, inputs, *taps = result.shape
+            keep = 3 - self.fold
+            shape = (runs, outputs, inputs * math.prod(taps[keep:]), *taps[:keep], *(1,) * self.fold)
+            result = result.as_strided(shape, result.stride())
+        self.step(dy, folded_view(x, self.geo, self.fold), result)
+
+
+def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> LinePlan | None:
+    """The plan of the measured choice, or of the cost model; None where lines do not fit or are not chosen."""
+    if choice is not None and choice["kernel"] != "lines":
+        return None
+    fold = folded_axes(problem, geo)
+    seen = folded(geo, fold)
+    if not lines_fit(problem, seen):
+        return None
+    tile = LineTile(**fields_of(choice)) if choice is not None else None
+    if tile is None or tile.splits > most_splits(geo, max_workspace):
+        tile = choose_lines(seen, max_workspace)
+    if tile is None or (fold and (tile.splits == 1 or view_count(seen, tile) > 1)):  # several views: was slower
+        return None
+    if choice is None and tile.seconds < SHORTEST:
+        return None
+    return LinePlan(geo, fold, tile, line_weight(seen, tile))
+
+
+def tile_shapes(geo: Geometry) -> Iterator[tuple[int, int, int, int, bool, int]]:
+    """(BK, CB, taps a program, axis of the taps, chained, pixels of a line) of every tile that is worth a thought."""
+    axes = [axis for axis in range(3) if geo.kernel[axis] > 1] or [2]
+    for (bk, cb, pixels), (apart, chained) in SEEN_RIGHT.items():
+        if bk >= 2 * max(64, geo.group_out) or cb >= 2 * max(16, geo.group_in):
+            continue
+        for axis in axes:
+            for taps in {1, *apart, *chained} & set(range(1, geo.kernel[axis] + 1)):
+                if taps > 1 and -(-geo.kernel[axis] // taps) == -(-geo.kernel[axis] // (taps - 1)):
+                    continue  # fewer taps need no more programs
+                overlap = taps > geo.stride[axis] and (geo.stride[axis] == 1 or geo.dilation[axis] == 1)
+                if taps in chained and overlap:
+                    yield bk, cb, taps, axis, True, pixels
+                if taps in apart:
+                    yield bk, cb, taps, axis, False, pixels
+
+
+def line_box(geo: Geometry, axis: int, taps: int, chain: bool, pixels: int) -> Box | None:
+    """The box of pixels of a line: one wide on the axis of a chain, and on strided axes that need too many views."""
+    narrow = [(chain and axis == a) or (taps > 1 and axis == a and geo.stride[a] > 1) for a in range(3)]
+    while views(geo, narrow) > MOST_VIEWS:
+        wide = [a for a in (1, 0, 2) if geo.stride[a] > 1 and not narrow[a]]
+        narrow[wide[0]] = True
+    extents = tuple(1 if narrow[a] else geo.y[a] for a in range(3))
+    box = best_box((geo.batch, *extents), pixels)
+    # an axis of extent 1 may have got a wider box to fill the line
+    return box if all(size == 1 for size, one in zip(box[1:], narrow) if one) else None
+
+
+def views(geo: Geometry, narrow: list[bool]) -> int:
+    return math.prod(1 if narrow[a] else len(phase_taps(geo, a)) for a in range(3))
+
+
+@dataclass(frozen=True)
+class Lines:
+    """How a tile walks over the pixels."""
+
+    length: int  # of a chain
+    spread: int  # chains between each other: one per residue of the dilation
+    boxes: tuple[int, int, int, int]  # on (n, three axes), 1 on the axis of the chain
+    direct: tuple[bool, bool, bool]  # axes on which the copies see x itself, not a phase
+
+    @property
+    def count(self) -> int:
+        return self.length * self.spread * math.prod(self.boxes)
+
+
+def lines_of(geo: Geometry, box: Box, axis: int, chain: bool) -> Lines:
+    boxes = [-(-extent // size) for extent, size in zip((geo.batch, *geo.y), box)]
+    length = spread = 1
+    if chain:
+        spread = geo.dilation[axis] if geo.stride[axis] == 1 else 1
+        length, boxes[1 + axis] = -(-geo.y[axis] // spread), 1
+    direct = tuple(geo.stride[a] > 1 and box[1 + a] == 1 for a in range(3))
+    return Lines(length, spread, tuple(boxes), direct)  # type: ignore[arg-type]
+
+
+def view_count(geo: Geometry, tile: LineTile) -> int:
+    """How many phases of x the copies of a tile see."""
+    return views(geo, list(lines_of(geo, tile.box, tile.axis, tile.chain).direct))
+
+
+def tile_count(geo: Geometry, bk: int, cb: int, taps: int, axis: int) -> int:
+    return (-(-geo.group_out // bk) * -(-geo.group_in // cb) * geo.groups * (geo.taps // geo.kernel[axis])
+            * -(-geo.kernel[axis] // taps))
+
+
+def choose_lines(geo: Geometry, max_workspace: int | None) -> LineTile | None:
+    """The tile and the number of runs with the lowest estimated time."""
+    return min(all_lines(geo, max_workspace), key=lambda tile: tile.seconds, default=None)
+
+
+def worth_measuring(problem: Problem, geo: Geometry, count: int = 6) -> list[LineTile]:
+    """The best tiles of different kinds: chains on each axis, several taps without chains, single taps."""
+    fold = folded_axes(problem, geo)
+    seen = folded(geo, fold)
+    if not lines_fit(problem, seen):
+        return []
+    found: list[LineTile] = []
+    kinds: set[tuple[int, bool, int]] = set()
+    for tile in sorted(all_lines(seen, None), key=lambda tile: tile.seconds):
+        kind = (tile.axis if tile.NT > 1 else 3, tile.chain, tile.BK * tile.CB)
+        if kind not in kinds and not (fold and tile.splits == 1):
+            kinds.add(kind)
+            found.append(tile)
+    return found[:count]
+
+
+def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
+    weight_bytes = 4 * geo.groups * geo.group_out * geo.group_in * geo.taps
+    for bk, cb, taps, axis, chain, pixels in tile_shapes(geo):
+        box = line_box(geo, axis, taps, chain, pixels)
+        if box is None:
+            continue
+        lines = lines_of(geo, box, axis, chain)
+        tiles = tile_count(geo, bk, cb, taps, axis)
+        warps = 8 if bk >= 128 else 4
+        y_bytes, x_bytes = pixels * bk * 2, pixels * cb * 2
+        together = 2 if bk == 64 and cb * taps <= 192 else 1
+        room = SHARED_BYTES // together
+        # NOTE: at the end of a chain two lines hold NT slots of x each: with fewer than 2*NT the copies never go on
+        y_slots = next((count for count in (6, 5, 4, 3)
+                        if (room - count * y_bytes) // x_bytes >= 2 * taps + count - 2), 0)
+        x_slots = min(4 * taps + 3, (room - y_slots * y_bytes) // x_bytes)
+        if y_slots == 0:
+            continue
+        fresh = taps if not chain else geo.stride[axis] + (taps - geo.stride[axis]) / lines.length
+        line_flops = 2 * pixels * bk * cb * taps
+        # seconds for a line of each of the programs that share a multiprocessor
+        share = together * MULTIPROCESSORS
+        products = share * line_flops / PRODUCTS[cb] * (1.25 if bk == 64 and together == 1 else 1)
+        copies = share * (y_bytes / CACHE_BYTES[bk] + x_bytes * fresh / CACHE_BYTES[cb])
+        line_seconds = max(products + LINE_SECONDS, copies, COPY_SECONDS * fresh) + DISTURBANCE * copies
+        slots = MULTIPROCESSORS * together
+        for splits in split_counts(tiles, lines.count, slots, most_splits(geo, max_workspace)):
+            run = -(-lines.count // splits)
+            waves = -(-tiles * splits // slots)
+            seconds = LAUNCH_SECONDS + waves * (run + 4) * line_seconds
+            if splits > 1:
+                seconds += LAUNCH_SECONDS + 2 * splits * weight_bytes / MEMORY_BYTES
+            yield LineTile(box, bk, cb, taps, axis, chain, y_slots, x_slots, warps, together, splits, seconds)
+
+
+def split_counts(tiles: int, lines: int, slots: int, most: int) -> list[int]:
+    """Numbers of runs that fill whole waves of programs."""
+    found = {1}
+    for waves in range(1, 9):
+        found.add(waves * slots // tiles)
+    return sorted(count for count in found if 1 <= count <= max(1, min(most, lines // 4)))
+
+
+def box_descriptor(tensor: Any, box: Box, channels: int) -> TensorDescriptor:
+    plain = descriptor(tensor, (*box, channels))
+    return TensorDescriptor(plain.base, plain.shape, plain.strides, plain.block_shape,
+                            gl.NVMMASharedLayout(min(128, 2 * channels), 16, rank=5))
+
+
+def phase_taps(geo: Geometry, axis: int) -> list[int]:
+    """The phase of x (residue modulo the stride) that each tap of an axis reads, as far as they differ."""
+    stride, step = geo.stride[axis], geo.stride[axis] // geo.common[axis]
+    return [(tap * geo.dilation[axis] - geo.pad[axis]) % stride for tap in range(min(step, geo.kernel[axis]))]
+
+
+def line_weight(geo: Geometry, tile: LineTile) -> Step:
+    """The launch that writes the partial sums of all runs, or with one run the weight gradient itself."""
+    lines = lines_of(geo, tile.box, tile.axis, tile.chain)
+    run = -(-lines.count // tile.splits)
+    tiles = tile_count(geo, tile.BK, tile.CB, tile.NT, tile.axis)
+    phases = [[0] if lines.direct[axis] else phase_taps(geo, axis) for axis in range(3)]
+    pn, b0, b1, b2 = tile.box
+
+    def view_of(x: Any, phase: tuple[int, ...]) -> Any:
+        places = [slice(None) if lines.direct[axis] else slice(phase[axis], None, geo.stride[axis])
+                  for axis in range(5 - x.dim(), 3)]
+        return x[tuple([slice(None), slice(None), *places])]
+
+    def leading(dy: Any, x: Any, result: Any) -> tuple[Any, ...]:
+        views = [box_descriptor(view_of(x, phase), tile.box, tile.CB) for phase in product(*phases)]
+        return (box_descriptor(dy, tile.box, tile.BK), *views, *[None] * (MOST_VIEWS - len(views)), dy, x, result)
+
+    def launch(dy: Any, x: Any, result: Any) -> Launch:
+        yn, _, *y = strides_of(dy)
+        xn, _, *xs = strides_of(x)
+        r_split, ro, ri, *r = tuple(result.stride()) if result.dim() == 6 else (0, *strides_of(result))
+        constants = {**geo.constants(), **{f"F{axis}": len(phases[axis]) for axis in range(3)},
+                     **{f"J{axis}": geo.stride[axis] if lines.direct[axis] else 1 for axis in range(3)},
+                     "KG": geo.group_out, "CG": geo.group_in, "SPLITS": tile.splits,
+                     "AXIS": tile.axis, "NT": tile.NT, "CHAIN": tile.chain, "PN": pn, "B0": b0, "B1": b1, "B2": b2,
+                     "BK": tile.BK, "CB": tile.CB,
+                     "YS": tile.y_slots, "XS": tile.x_slots, "WARPS": tile.warps}
+        scalars = (geo.batch, *geo.y, *geo.x, lines.length, lines.spread, *lines.boxes[1:], lines.count, run, yn, *y,
+                   xn, *xs, r_split, ro, ri, *r)
+        return Launch((tiles * tile.splits,), scalars, constants, tile.warps, 1, leading,
+                      HALF_REGISTERS if tile.together == 2 else None)
+
+    return Step(line_weight_kernel, launch)

@@ -1,0 +1,269 @@
+"""Plans: which kernels answer a Problem, with what tiles, and how tensors become kernel arguments."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import triton.language as tl
+
+from ...problem import DTYPES, Plan, Problem, Unsupported
+from . import box_plans, depthwise_plans, line_plans
+from .gather import gather_kernel
+from .geometry import Geometry, geometry, needs_wide, strides_of
+from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
+from .numbers_on_device import STORED_8BIT, arithmetic, on_tensors, operand_bytes, scratch, table_for
+from .tiles import (
+    MULTIPROCESSORS,
+    WORKSPACE_FLOOR,
+    GatherTile,
+    WeightTile,
+    choose_gather,
+    choose_weight,
+    most_splits,
+    reduce_tile,
+)
+from .tuning import Choice, fields_of, tuned
+from .weight import bias_kernel, reduce_kernel, weight_kernel
+
+
+def make_plan(problem: Problem, max_workspace: int | None, choice: Choice | None = None) -> Plan:
+    """Return the plan for a problem that this backend can run; `choice` overrules the tuning cache and the model."""
+    if DTYPES[problem.out_dtype][1] == 1:
+        raise Unsupported(f"out_dtype={problem.out_dtype}: the kernels write float64, float32, bfloat16 or float16")
+    geo = geometry(problem.conv)
+    wrt = problem.wrt
+    source = "given"
+    if choice is None:
+        choice, source = tuned(problem)
+    if any(problem.conv.shape_of(result).count(0) for result in problem.results) or 0 in problem.conv.output_shape \
+            or (problem.conv.group_in == 0 and wrt != "bias"):
+        if len(problem.results) > 1:
+            raise Unsupported("several results of a problem without elements: one kernel each is used")
+        return Plan(problem, "triton", "fill_zero", on_tensors(problem, fill_zero), 0)
+    if geo.groups > 1 and geo.group_in == geo.group_out == 1 and wrt != "bias":
+        return noted(depthwise_plan(problem, geo, max_workspace, choice), source)
+    if len(problem.results) > 1:
+        raise Unsupported("several results of a dense or grouped convolution: one kernel each is used")
+    if wrt == "bias":
+        return bias_plan(problem, geo, max_workspace)
+    if wrt == "weight":
+        return noted(weight_plan(problem, geo, max_workspace, choice), source)
+    return noted(gather_plan(problem, geo, choice), source)
+
+
+def noted(plan: Plan, source: str) -> Plan:
+    """The plan with a note that says where its tile comes from."""
+    return plan._replace(notes=(*plan.notes, f"tile chosen by: {source}"))
+
+
+def depthwise_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
+    """One channel per group: kernels of their own, in one pass where the sums fit."""
+    if problem.wrt in ("weight", "weight+bias"):
+        return depthwise_plans.weight_plan(problem, geo, max_workspace, choice)
+    if len(problem.results) == 1:
+        return depthwise_plans.gather_plan(problem, geo, choice)
+    if choice is not None and choice["kernel"] == "separate":
+        raise Unsupported("several results at once: tuning found one kernel each to be faster")
+    if not depthwise_plans.fused_fits(geo):
+        raise Unsupported(f"several results at once with {geo.taps} taps and {geo.phases} phases: the sums of at most "
+                          f"{depthwise_plans.FUSED_TAPS} taps at stride 1 fit beside the input gradient")
+    if "bias" in problem.results and (depthwise_plans.bias_taps(geo) is None or "weight" not in problem.results):
+        raise Unsupported("input and bias gradient at once: no tap visits every output exactly once")
+    return depthwise_plans.fused_plan(problem, geo, max_workspace, choice)
+
+
+def fill_zero(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+    for result in results:
+        result.zero_()
+
+
+def gather_plan(problem: Problem, geo: Geometry, choice: Choice | None) -> Plan:
+    """The output, or the input gradient."""
+    is_input = problem.wrt == "input"
+    tile = choose_gather(geo, is_input, operand_bytes(problem))
+    if choice is not None and choice["kernel"] == "gather":
+        tile = GatherTile(**fields_of(choice))
+    step = Step(gather_kernel, lambda source, weight, result, table: gather_launch(
+        geo, tile, is_input, arithmetic(problem), source, weight, result))
+
+    boxes = None
+    note = f"tile: {tile}"
+    name = f"gather_{DTYPES[problem.dtype][0]}_{tile.BM}x{tile.BN}x{tile.TS * tile.CB}"
+    patch = box_plans.is_patch(problem, geo)
+    if (choice["kernel"] == "box" if choice is not None else
+            (not tile.PACK or patch) and box_plans.gather_fits(problem, geo)):
+        box_tile = box_plans.choose_box_gather(geo, is_input, patch) if choice is None else \
+            box_plans.BoxTile(**fields_of(choice))
+        boxes = box_plans.box_gather(problem, geo, box_tile)
+        note = f"tile: {box_tile}; where tensors are not aligned to 16 bytes: {tile}"
+        name = f"box_{name.split('_')[1]}_{math.prod(box_tile.box)}x{box_tile.BN}x{box_tile.CB}"
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        if (boxes is not None and box_plans.tensors_fit(operands[0]) and box_plans.weight_rows_fit(operands[1])
+                and (is_input or box_plans.folds(geo, operands[0]))):
+            boxes(*operands, results[0])
+        else:
+            step(*operands, results[0], table_for(problem, results[0]))
+
+    return Plan(problem, "triton", name, on_tensors(problem, run), 0, (note,))
+
+
+def must_settle(numbers: dict[str, Any], computed: bool, stages: int) -> bool:
+    """Whether the first operand of products is computed in registers (see elements.settled)."""
+    return (not INTERPRETED and numbers["ACC"] == tl.float32
+            and (computed or stages == 1 or numbers["ROUND"] != "" or numbers["PRECISION"] != "ieee"))
+
+
+def gather_launch(geo: Geometry, tile: GatherTile, is_input: bool, numbers: dict[str, Any], source: Any, weight: Any,
+                  result: Any) -> Launch:
+    sn, sc, *s = strides_of(source)
+    wo, wi, *w = strides_of(weight)
+    rn, rc, *r = strides_of(result)
+    salign, (sn, *s) = aligned_strides((sn, *s))
+    walign, (wo, *w) = aligned_strides((wo, *w))
+    ralign, (rn, *r) = aligned_strides((rn, *r))
+    from_extents, to_extents = (geo.y, geo.x) if is_input else (geo.x, geo.y)
+    positions = geo.phase_positions if is_input else geo.y
+    red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
+    row_tiles = -(-geo.batch * math.prod(positions) // tile.BM)
+    columns = col * tile.GP * (geo.phases if tile.PACK else 1)
+    programs = -(-columns // tile.BN) * row_tiles * (geo.groups // tile.GP)
+    if is_input and not tile.PACK:
+        programs *= geo.phases
+    slots = geo.span if tile.PACK else geo.kernel
+    constants = {
+        "SALIGN": salign, "WALIGN": walign, "RALIGN": ralign, **geo.constants(), **geo.phase_constants(),
+        "U0": slots[0], "U1": slots[1], "U2": slots[2], "RED": red, "COL": col, "INPUT": is_input,
+        "WIDE": needs_wide(source, weight, result), **numbers, **tile.constants(),
+        "SETTLE": must_settle(numbers, tile.TS > 1 or tile.FLAT, tile.stages)}
+    scalars = (geo.batch, *from_extents, *to_extents, *positions, row_tiles, sn, sc, *s, wo, wi, *w, rn, rc, *r)
+    return Launch((programs,), scalars, constants, tile.warps, tile.stages)
+
+
+def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
+    numbers = arithmetic(problem)
+    tile = choose_weight(geo, operand_bytes(problem), max_workspace, problem.layout.endswith(LINE_ENDS))
+    if choice is not None and choice["kernel"] == "weight":
+        tile = WeightTile(**fields_of(choice))
+        tile = replace(tile, SPLITS=min(tile.SPLITS, most_splits(geo, max_workspace)))
+    plain = replace(choose_weight(geo, operand_bytes(problem), max_workspace, False), SPLITS=tile.SPLITS)
+    step = Step(weight_kernel, lambda dy, x, result, table: weight_launch(
+        geo, tile if not tile.SEG or in_lines(x) else plain, numbers, dy, x, result))
+    splits, note = tile.SPLITS, f"tile: {tile}"
+    name = f"weight_{DTYPES[problem.dtype][0]}_{tile.BK}x{tile.TS * tile.CB}x{tile.BP}_split{tile.SPLITS}"
+    lines = line_plans.for_problem(problem, geo, max_workspace, choice)
+    if lines is not None:
+        splits = lines.tile.splits
+        tile = plain = replace(plain, SPLITS=splits)
+        note = f"tile: {lines.tile}; where tensors are not aligned to 16 bytes: {tile}"
+        name = f"lines_{name.split('_')[1]}_{lines.tile.BK}x{lines.tile.NT}x{lines.tile.CB}_split{splits}"
+    add = Step(reduce_kernel, lambda partial, result: reduce_launch(geo, splits, result))
+    shape = (splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
+    partial_bytes = (8 if problem.dtype == "float64" else 4) * math.prod(shape) if splits > 1 else 0
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        dw = results[0]
+        partial = scratch(problem, workspace, shape, dw) if splits > 1 else dw
+        target = partial.permute(0, 1, 5, 2, 3, 4) if splits > 1 else dw
+        if lines is not None and lines.take(operands[0], operands[1]):
+            lines.write(operands[0], operands[1], target)
+        else:
+            step(*operands, target, table_for(problem, dw))
+        if splits > 1:
+            add(partial, dw)
+
+    return Plan(problem, "triton", name, on_tensors(problem, run), partial_bytes, (note,))
+
+
+LINE_ENDS = ("LC", "WC")  # layouts whose last spatial axis and channels make one line
+
+
+def in_lines(x: Any) -> bool:
+    """Whether channels and the last spatial axis of x follow each other without a gap."""
+    channels = x.shape[1]
+    return (channels == 1 or x.stride(1) == 1) and (x.shape[-1] == 1 or x.stride(-1) == channels)
+
+
+def weight_launch(geo: Geometry, tile: WeightTile, numbers: dict[str, Any], dy: Any, x: Any, result: Any) -> Launch:
+    yn, yc, *y = strides_of(dy)
+    xn, xc, *xs = strides_of(x)
+    yalign, (yn, *y) = aligned_strides((yn, *y))
+    if tile.SEG:  # the last axis is part of a line, whose start need not be aligned
+        xalign, (xn, *outer) = aligned_strides((xn, *xs[:2]))
+        xs = [*outer, xs[2]]
+    else:
+        xalign, (xn, *xs) = aligned_strides((xn, *xs))
+    if tile.SPLITS > 1:
+        r_split, ro, ri, *r = result.stride()
+    else:
+        r_split, (ro, ri, *r) = 0, strides_of(result)
+    boxes = tuple(-(-extent // size) for extent, size in zip((geo.batch, *geo.y), tile.box))
+    run = -(-math.prod(boxes) // tile.SPLITS)
+    # NOTE: the small problems that were wrong on an H200 had pipelines longer than their loops, as had right ones; one
+    # became right when its pipeline was cut. A precaution.
+    stages = min(tile.stages, run)
+    channels = geo.group_in * tile.GP
+    if tile.FLAT:
+        columns = -(-geo.taps * channels // (tile.TS * tile.CB))
+    elif tile.SEG:
+        columns = -(-geo.kernel[0] * geo.kernel[1] * -(-geo.kernel[2] * channels // tile.CB) // tile.TS)
+    else:
+        columns = -(-geo.taps // tile.TS) * -(-channels // tile.CB)
+    programs = columns * -(-geo.group_out * tile.GP // tile.BK) * tile.SPLITS * (geo.groups // tile.GP)
+    constants = {"YALIGN": yalign, "XALIGN": xalign, **geo.constants(), "KG": geo.group_out, "CG": geo.group_in,
+                 "WIDE": needs_wide(dy, x, result), **numbers, **tile.constants(),
+                 "SETTLE": must_settle(numbers, tile.SWAP and (tile.TS > 1 or tile.FLAT or tile.SEG), stages)}
+    scalars = (geo.batch, *geo.y, *geo.x, *boxes[1:], math.prod(boxes), run, yn, yc, *y, xn, xc, *xs, r_split, ro, ri,
+               *r)
+    return Launch((programs,), scalars, constants, tile.warps, stages)
+
+
+def reduce_launch(geo: Geometry, splits: int, result: Any) -> Launch:
+    """The launch that adds `splits` partial weight gradients in order."""
+    ro, ri, *r = strides_of(result)
+    size = geo.groups * geo.group_out * geo.group_in * geo.taps
+    slabs, be = reduce_tile(size, splits)
+    return Launch((-(-size // be),), (size, splits, geo.group_in, *geo.kernel, ro, ri, *r),
+                  {"BS": slabs, "BE": be}, 4, 1)
+
+
+def bias_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Plan:
+    channels = geo.groups * geo.group_out
+    bk = min(128, power_of_two(channels))
+    bp = max(1, 4096 // bk)
+    limit = WORKSPACE_FLOOR if max_workspace is None else max_workspace
+    tiles = -(-channels // bk)
+    splits = max(1, min(-(-8 * MULTIPROCESSORS // tiles), geo.pixels // (4 * bp), limit // (8 * channels)))
+    double = problem.dtype == "float64"
+    numbers = {"ROUND": STORED_8BIT.get(problem.dtype, ""), "ACC": tl.float64 if double else tl.float32}
+    run_length = -(-geo.pixels // splits)
+    run_length = -(-run_length // bp) * bp
+
+    def launch(dy: Any, result: Any, table: Any) -> Launch:
+        yn, yc, *y = strides_of(dy)
+        align, (yn, *y) = aligned_strides((yn, *y))
+        r_split, r_k = result.stride() if splits > 1 else (0, result.stride(0))
+        constants = {"YALIGN": align, "WIDE": needs_wide(dy), **numbers, "BP": bp, "BK": bk}
+        scalars = (geo.pixels, run_length, *geo.y, yn, yc, *y, r_split, r_k, channels)
+        return Launch((tiles, splits), scalars, constants, 8, 2)
+
+    step = Step(bias_kernel, launch)
+    add = Step(reduce_kernel, lambda partial, result: Launch(
+        (-(-channels // reduce_tile(channels, splits)[1]),),
+        (channels, splits, 1, 1, 1, 1, result.stride(0), 0, 0, 0, 0),
+        dict(zip(("BS", "BE"), reduce_tile(channels, splits))), 4, 1))
+    size = (8 if double else 4) * splits * channels if splits > 1 else 0
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        db = results[0]
+        if splits == 1:
+            step(operands[0], db, table_for(problem, db))
+            return
+        partial = scratch(problem, workspace, (splits, channels), db)
+        step(operands[0], partial, table_for(problem, db))
+        add(partial, db)
+
+    return Plan(problem, "triton", f"bias_{DTYPES[problem.dtype][0]}_{bp}x{bk}_split{splits}",
+                on_tensors(problem, run), size, (f"{splits} runs of pixels",))

@@ -1,0 +1,154 @@
+"""The weight gradient of the Triton backend: the walk over lines, plain kernels in the interpreter, all on a GPU."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from oracle import check_bound, check_exact, check_nonfinite
+
+from convgrad import Problem
+from convgrad.plan import plan
+
+triton = pytest.importorskip("triton")
+torch = pytest.importorskip("torch")
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+ON_GPU = not INTERPRETED and torch.cuda.is_available()
+
+GEOMETRIES = (
+    "n3 c16 k24 i5x6 w3x3 p1x1 NHWC OHWI",
+    "n2 c16 k16 i7x8 w3x3 s2x2 p1:0x0:1 NHWC OHWI",
+    "n2 c16 k16 i4x5x6 w3x2x3 p1x0x1 NDHWC ODHWI",
+    "n5 c24 k16 i17 w3 d4 p8:0 NLC OLI",
+    "n2 c16 k16 i9x9 w1x1 s2x2 NHWC OHWI",
+    "n1 c16 k16 i9x10 w4x4 s2x2 p1x1 NHWC OHWI",
+    "n2 c64 k64 i6x7 w3x3 p3x3 d3x2 g2 NHWC OHWI",
+    "n4 c4 k16 i8x12 w2x4 s2x4 NHWC OHWI",
+    "n9 c2 k16 i2x4x4 w2x4x4 s2x4x4 NDHWC ODHWI",
+)
+
+
+def box_at(tensor: Any, start: tuple[int, ...], size: tuple[int, ...]) -> Any:
+    """What the copy engine brings: a box of a tensor, zeros outside."""
+    out = np.zeros(size)
+    inner = [(max(0, -s), min(n, extent - s)) for s, n, extent in zip(start, size, tensor.shape)]
+    if all(low < high for low, high in inner):
+        out[tuple(slice(low, high) for low, high in inner)] = tensor[tuple(
+            slice(s + low, s + high) for s, (low, high) in zip(start, inner))]
+    return out
+
+
+def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any) -> Any:
+    """The sums of weight_lines.py in NumPy, from the launch that the plan describes: (O, I, three taps)."""
+    shape = (geo.groups * geo.group_out, geo.group_in, *geo.kernel)
+    launch = step.describe(dy, x, torch.empty((tile.splits, *shape)))
+    names = step.kernel.arg_names[8:8 + len(launch.scalars)]
+    v = {**dict(zip(names, launch.scalars)), **launch.constants}
+    first, *views, _, _, _ = launch.leading(dy, x, None)
+    views = [view_of(d) for d in views if d is not None]
+    source = view_of(first)
+    kernel, stride, dilation, pad, phases, jump, sizes = ([v[f"{letter}{a}"] for a in range(3)] for letter in "KTDPFJB")
+    axis, taps, box = v["AXIS"], v["NT"], (v["PN"], *sizes)
+    spacing = dilation[axis] if v["CHAIN"] and stride[axis] == 1 else 1
+    result = np.zeros(shape)
+    groups_of_taps = [range(0, kernel[a], taps if a == axis else 1) for a in range(3)]
+    for group, split, k, c, *tap in itertools.product(
+            range(geo.groups), range(tile.splits), range(0, geo.group_out, tile.BK), range(0, geo.group_in, tile.CB),
+            *groups_of_taps):
+        reach = [tap[a] * dilation[a] - pad[a] for a in range(3)]
+        shift = [reach[a] // (stride[a] // jump[a]) for a in range(3)]
+        phase = [tap[a] % phases[a] for a in range(3)]
+        view = views[(phase[0] * phases[1] + phase[1]) * phases[2] + phase[2]]
+        for line in range(split * v["run"], min((split + 1) * v["run"], v["lines"])):
+            rest, at = divmod(line, v["length"])
+            rest, residue = divmod(rest, v["spread"])
+            q = [0, 0, 0]
+            for a in (2, 1, 0):
+                rest, q[a] = divmod(rest, v[f"boxes_{a}"])
+                q[a] *= box[1 + a]
+            q[axis] += residue + at * spacing
+            n = rest * box[0]
+            a_line = box_at(source, (n, *q, group * geo.group_out + k), (*box, tile.BK)).reshape(-1, tile.BK)
+            for t in range(taps):
+                i = [q[a] * jump[a] + shift[a] + (t * dilation[a] if a == axis else 0) for a in range(3)]
+                b_line = box_at(view, (n, *i, group * geo.group_in + c), (*box, tile.CB)).reshape(-1, tile.CB)
+                here = tuple(tap[a] + (t if a == axis else 0) for a in range(3))
+                if here[axis] < kernel[axis]:
+                    rows, columns = min(tile.BK, geo.group_out - k), min(tile.CB, geo.group_in - c)
+                    result[(slice(group * geo.group_out + k, group * geo.group_out + k + rows), slice(c, c + columns),
+                            *here)] += (a_line.T @ b_line)[:rows, :columns]
+    return result
+
+
+def view_of(descriptor: Any) -> Any:
+    return descriptor.base.as_strided(descriptor.shape, descriptor.strides).float().numpy()
+
+
+@pytest.mark.parametrize("text", GEOMETRIES)
+def test_lines_cover_every_product_once(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from convgrad.backends.triton import line_plans
+    from convgrad.backends.triton.geometry import geometry
+
+    monkeypatch.setattr(line_plans, "INTERPRETED", False)
+    problem = Problem.parse(f"weight_grad bf16 {text}")
+    geo = geometry(problem.conv)
+    fold = line_plans.folded_axes(problem, geo)
+    seen = line_plans.folded(geo, fold)
+    assert line_plans.lines_fit(problem, seen)
+    rng = np.random.default_rng(3)
+    operands = [rng.integers(-3, 4, problem.shape_of_operand(name)).astype(np.float64) for name in problem.operands]
+    expected = np.empty(problem.conv.weight_shape)
+    plan(problem.with_(dtype="float64", compute="f64", out_dtype="float64"), backend="reference").run(
+        tuple(operands), (expected,), None)
+    order = (0, *range(2, operands[0].ndim), 1)
+    dy, x = (torch.from_numpy(np.ascontiguousarray(a.transpose(order))).bfloat16().permute(
+        *(order.index(axis) for axis in range(a.ndim))) for a in operands)
+    by_shape = {(t.BK, t.CB, t.NT, t.axis, t.chain): t for t in line_plans.all_lines(seen, None)}
+    assert by_shape
+    x = line_plans.folded_view(x, geo, fold)
+    for tile in list(by_shape.values())[::max(1, len(by_shape) // 4)]:
+        result = walk(seen, tile, line_plans.line_weight(seen, tile), dy, x)
+        taps = (*seen.kernel[:3 - fold], *geo.kernel[3 - fold:])
+        result = result.reshape(result.shape[0], -1, *seen.kernel)
+        if fold:  # rows are (folded taps, channel)
+            result = result.transpose(0, 2, 3, 4, 1).reshape(result.shape[0], *taps, geo.group_in)
+            result = result.transpose(0, 4, 1, 2, 3)
+        assert np.array_equal(result.reshape(expected.shape), expected), str(tile)
+
+
+@pytest.mark.skipif(not INTERPRETED and not ON_GPU, reason="needs a GPU or TRITON_INTERPRET=1")
+@pytest.mark.parametrize("text", GEOMETRIES)
+def test_weight_gradient(text: str) -> None:
+    check_exact(f"weight_grad bf16 {text}", "triton")
+    if ON_GPU:
+        check_bound(f"weight_grad f16 {text}", "triton")
+        check_nonfinite(f"weight_grad bf16 {text}", "triton")
+
+
+@pytest.mark.skipif(not ON_GPU, reason="Gluon kernels run on a GPU only")
+@pytest.mark.parametrize("text", GEOMETRIES[:6])
+def test_lines_agree_with_their_plain_twin(text: str) -> None:
+    from convgrad.backends.triton import line_plans
+    from convgrad.backends.triton.candidates import choice_of
+    from convgrad.backends.triton.geometry import geometry
+    from convgrad.backends.triton.plans import make_plan
+
+    problem = Problem.parse(f"weight_grad bf16 {text} cuda")
+    lines = make_plan(problem, None, choice_of("lines", line_plans.worth_measuring(problem, geometry(problem.conv))[0]))
+    twin = make_plan(problem, None, {"kernel": "plain"})
+    assert lines.kernel.startswith("lines") and not twin.kernel.startswith("lines")
+    generator = torch.Generator(device="cuda").manual_seed(5)
+    operands = []
+    for name in problem.operands:
+        shape = problem.shape_of_operand(name)
+        stored = torch.randint(-3, 4, (shape[0], *shape[2:], shape[1]), device="cuda", generator=generator).bfloat16()
+        operands.append(stored.permute(0, -1, *range(1, len(shape) - 1)))
+    results = [torch.full(problem.conv.weight_shape, math.nan, device="cuda").bfloat16() for _ in range(2)]
+    lines.run(tuple(operands), (results[0],), None)
+    twin.run(tuple(operands), (results[1],), None)
+    assert torch.equal(*results)
