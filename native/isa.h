@@ -20,7 +20,8 @@ using DecodeBlock = void (*)(const char* src, int64_t line_stride, int64_t strid
 using RoundLine = void (*)(float* line, int64_t n);
 // n contiguous floats to n elements, `stride` bytes apart, with one rounding.
 using EncodeLine = void (*)(const float* src, int64_t n, char* dst, int64_t stride);
-// `lines` lines of n floats, `pitch` elements apart, to lines of elements `line_stride` bytes apart; true if one is NaN.
+// `lines` lines of n floats, `pitch` elements apart, to lines of elements `line_stride` bytes apart;
+// true if one is NaN.
 using EncodeBlock = bool (*)(const float* src, int64_t pitch, int64_t lines, int64_t n, char* dst, int64_t line_stride,
                              int64_t stride);
 // The same for doubles. Encoding rounds once from double to the type asked for.
