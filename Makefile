@@ -45,7 +45,8 @@ test-asan: ## the native kernels under the address and undefined-behaviour sanit
 	rm -f build/asan/site/convgrad/_native*.so && cp build/asan/_native*.so build/asan/site/convgrad/
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=build/asan/site \
-	$(PYTHON) -m pytest -q -m "not slow" -k native tests/test_native.py tests/test_oracle.py tests/test_properties.py
+	$(PYTHON) -m pytest -q -m "not slow" -k native tests/test_native.py tests/test_native_special.py tests/test_oracle.py \
+	tests/test_properties.py
 
 clean: ## remove the environment and everything built
 	rm -rf .venv build dist src/convgrad/*.so

@@ -47,7 +47,7 @@ struct Correlation {
   BoxLayout box;
   int64_t channel_block, channel_blocks, channel_pad;  // of the summed channels
   int64_t panel, panels, panels_block, blocks;         // of the result channels
-  int64_t weight_bytes, box_bytes, sums_bytes, slot_bytes;
+  int64_t weight_bytes = 0, box_bytes = 0, sums_bytes = 0, slot_bytes = 0;  // none where no tap lands
 
   Correlation(const Problem& problem, const Gemm* gemm);
   Correlation(const Correlation&) = delete;  // phases point into axis_phases
