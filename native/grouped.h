@@ -1,6 +1,7 @@
 // How a grouped problem is cut for the lane kernels: which group of which image is in which lane, boxes of pixels.
 #pragma once
 
+#include "direct.h"
 #include "lanes.h"
 
 namespace convgrad {
@@ -56,6 +57,8 @@ struct LaneKernels {
   decltype(&generic::weight_grad_lanes) weight_grad;
   decltype(&generic::finite_lanes) finite;
   decltype(&generic::sum_lanes) sum;
+  decltype(&generic::correlate_direct) direct;
+  decltype(&generic::weight_grad_direct) direct_weight;
   explicit LaneKernels(int level);
 };
 
