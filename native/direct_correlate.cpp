@@ -12,7 +12,7 @@ constexpr int widths_one[] = {14, 11, 8, 7, 6, 4, 2, 1}, widths_two[] = {7, 6, 5
 #else
 constexpr int widths_one[] = {8, 7, 6, 5, 4, 2, 1}, widths_two[] = {4, 3, 2, 1};
 #endif
-constexpr int slides[] = {3, 4, 5, 7};  // taps of a sliding tile
+constexpr int long_slide = 5;  // taps at a time of a long row
 
 template <typename U> constexpr int width_count = U::vectors == 1 ? int(std::size(widths_one)) : int(std::size(widths_two));
 template <typename U> constexpr int width_of(int i) { return U::vectors == 1 ? widths_one[i] : widths_two[i]; }
@@ -25,26 +25,41 @@ struct Sweep {
   int64_t to_pixel;
   int64_t step, tap_step;    // source pixels from one result pixel, and from one tap, to the next
   uint64_t low, size;        // a source pixel, counted from the tile's first, lies in the tensor if it + low < size
-  int64_t ahead;             // bytes from the first pixel read to what the next row will read and this one does not
+  // What the next row will read: fetched line after line, whatever order the tiles have, so that the hardware sees a
+  // stream (lines > 0), or as the tiles will read it, `ahead` bytes after what they read now.
+  const char* next;
+  int64_t lines, ahead;
   bool stream;
 };
 
 template <typename U>
-using Tile = void (*)(const Sweep& sweep, const char* from, const float* w, char* to);
+using Tile = void (*)(Sweep& sweep, const char* from, const float* w, char* to);
 
 template <typename U, int P>
-CONVGRAD_INLINE void finish_tile(const Sweep& sweep, const char* from, char* to, VecF (*sum)[U::vectors]) {
-  const char* next = from + sweep.ahead;
-#pragma GCC unroll 16
-  for (int p = 0; p < P; ++p) {
-    __builtin_prefetch(next + p * sweep.from_pixel);
-    U::store(to + p * sweep.to_pixel, sum[p], sweep.stream);
+CONVGRAD_INLINE void finish_tile(Sweep& sweep, const char* from, char* to, VecF (*sum)[U::vectors]) {
+  if (sweep.lines) {
+    for (int64_t i = 0; i < sweep.lines; ++i, sweep.next += 64) __builtin_prefetch(sweep.next);
+  } else {
+    for (int p = 0; p < P; ++p) __builtin_prefetch(from + sweep.ahead + p * sweep.from_pixel);
   }
+#pragma GCC unroll 16
+  for (int p = 0; p < P; ++p) U::store(to + p * sweep.to_pixel, sum[p], sweep.stream);
+}
+
+// NOTE: keeps a value in a register. GCC 12 would read a pixel again for each of its products, and hold the addresses
+// of all pixels at once where one that moves along is enough.
+CONVGRAD_INLINE void in_register(const char*& p) { asm("" : "+r"(p)); }
+CONVGRAD_INLINE void in_register(VecF& v) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(v));
+#elif defined(__x86_64__)
+  asm("" : "+x"(v));
+#endif
 }
 
 // P result pixels; every tap reads its own source pixels.
 template <typename U, int P>
-void sweep_tile(const Sweep& sweep, const char* from, const float* w, char* to) {
+void sweep_tile(Sweep& sweep, const char* from, const float* w, char* to) {
   constexpr int K = U::vectors;
   VecF sum[P][K] = {};
   for (int64_t t = 0; t < sweep.t; ++t)
@@ -67,47 +82,54 @@ void sweep_tile(const Sweep& sweep, const char* from, const float* w, char* to) 
   finish_tile<U, P>(sweep, from, to, sum);
 }
 
-// The same where neighbouring taps read neighbouring pixels: S taps at a time, each pixel read once.
+// S taps of P pixels where neighbouring taps read neighbouring pixels: each pixel is read once.
 template <typename U, int P, int S>
-void slide_tile(const Sweep& sweep, const char* from, const float* w, char* to) {
+CONVGRAD_INLINE void slide(VecF (*sum)[U::vectors], const char* from, int64_t step, const float* w, int64_t w_tap,
+                           uint64_t at, uint64_t size) {
   constexpr int K = U::vectors;
-  VecF sum[P][K] = {};
-  const int64_t step = sweep.from_pixel, w_tap = sweep.w_s;
-  const uint64_t size = sweep.size;
+  VecF weight[S][K];
+#pragma GCC unroll 16
+  for (int s = 0; s < S; ++s)
+    for (int k = 0; k < K; ++k) weight[s][k] = load<VecF>(w + s * w_tap + k * lanes_f);
+#pragma GCC unroll 32
+  for (int i = 0; i < P + S - 1; ++i, from += step) {
+    in_register(from);
+    if (at + i >= size) continue;
+    VecF pixel[K];
+    U::load(from, pixel);
+    for (int k = 0; k < K; ++k) in_register(pixel[k]);
+#pragma GCC unroll 16
+    for (int s = 0; s < S; ++s)
+      if (i - s >= 0 && i - s < P)
+        for (int k = 0; k < K; ++k) sum[i - s][k] += weight[s][k] * pixel[k];
+  }
+}
+
+// Rows of exactly S taps.
+template <typename U, int P, int S>
+void slide_tile(Sweep& sweep, const char* from, const float* w, char* to) {
+  VecF sum[P][U::vectors] = {};
+  for (int64_t t = 0; t < sweep.t; ++t)
+    for (int64_t r = 0; r < sweep.r; ++r)
+      slide<U, P, S>(sum, from + t * sweep.from_t + r * sweep.from_r, sweep.from_pixel,
+                     w + t * sweep.w_t + r * sweep.w_r, sweep.w_s, sweep.low, sweep.size);
+  finish_tile<U, P>(sweep, from, to, sum);
+}
+
+// Longer rows, S taps at a time.
+template <typename U, int P, int S>
+void slide_on_tile(Sweep& sweep, const char* from, const float* w, char* to) {
+  VecF sum[P][U::vectors] = {};
   for (int64_t t = 0; t < sweep.t; ++t)
     for (int64_t r = 0; r < sweep.r; ++r) {
       const char* f = from + t * sweep.from_t + r * sweep.from_r;
       const float* v = w + t * sweep.w_t + r * sweep.w_r;
       uint64_t at = sweep.low;
       int64_t left = sweep.s;
-      for (; left >= S; left -= S, f += S * step, v += S * w_tap, at += S) {
-        VecF weight[S][K];
-#pragma GCC unroll 16
-        for (int s = 0; s < S; ++s)
-          for (int k = 0; k < K; ++k) weight[s][k] = load<VecF>(v + s * w_tap + k * lanes_f);
-        const char* p = f;
-#pragma GCC unroll 32
-        for (int i = 0; i < P + S - 1; ++i, p += step) {
-          if (at + i >= size) continue;
-          VecF pixel[K];
-          U::load(p, pixel);
-#pragma GCC unroll 16
-          for (int s = 0; s < S; ++s)
-            if (i - s >= 0 && i - s < P)
-              for (int k = 0; k < K; ++k) sum[i - s][k] += weight[s][k] * pixel[k];
-        }
-      }
-      for (; left > 0; --left, f += step, v += w_tap, ++at) {
-        VecF weight[K];
-        for (int k = 0; k < K; ++k) weight[k] = load<VecF>(v + k * lanes_f);
-#pragma GCC unroll 16
-        for (int p = 0; p < P; ++p) {
-          if (at + p >= size) continue;
-          VecF pixel[K];
-          U::load(f + p * step, pixel);
-          for (int k = 0; k < K; ++k) sum[p][k] += weight[k] * pixel[k];
-        }
-      }
+      for (; left >= S; left -= S, f += S * sweep.from_pixel, v += S * sweep.w_s, at += S)
+        slide<U, P, S>(sum, f, sweep.from_pixel, v, sweep.w_s, at, sweep.size);
+      for (; left > 0; --left, f += sweep.from_pixel, v += sweep.w_s, ++at)
+        slide<U, P, 1>(sum, f, sweep.from_pixel, v, sweep.w_s, at, sweep.size);
     }
   finish_tile<U, P>(sweep, from, to, sum);
 }
@@ -122,17 +144,28 @@ constexpr auto slide_table(std::integer_sequence<int, I...>) {
   struct { Tile<U> of[sizeof...(I)]; } table = {{slide_tile<U, width_of<U>(I), S>...}};
   return table;
 }
+template <typename U, int... I>
+constexpr auto slide_on_table(std::integer_sequence<int, I...>) {
+  struct { Tile<U> of[sizeof...(I)]; } table = {{slide_on_tile<U, width_of<U>(I), long_slide>...}};
+  return table;
+}
 template <typename U>
 constexpr auto sweeps = sweep_table<U>(std::make_integer_sequence<int, width_count<U>>());
 template <typename U, int S>
 constexpr auto sliding = slide_table<U, S>(std::make_integer_sequence<int, width_count<U>>());
 
 template <typename U>
+constexpr auto sliding_on = slide_on_table<U>(std::make_integer_sequence<int, width_count<U>>());
+
+template <typename U>
 const Tile<U>* sliding_tiles(int64_t taps) {
-  int64_t best = 3;
-  for (int s : slides)
-    if (taps % s <= taps % best) best = s;
-  return best == 3 ? sliding<U, 3>.of : best == 4 ? sliding<U, 4>.of : best == 5 ? sliding<U, 5>.of : sliding<U, 7>.of;
+  switch (taps) {
+    case 3: return sliding<U, 3>.of;
+    case 4: return sliding<U, 4>.of;
+    case 5: return sliding<U, 5>.of;
+    case 7: return sliding<U, 7>.of;
+    default: return sliding_on<U>.of;
+  }
 }
 
 // The width whose tiles cost least; the last tile overlaps its neighbour.
@@ -166,6 +199,7 @@ struct RowsJob {
   const DirectRows& job;
   const int64_t unit_floats;  // of the weights of one tap
   Sweep sweep{};
+  bool whole = false;               // all units of a pixel go together
   int64_t from_row = 0, w_row = 0;  // where the first landing tap of the row reads
 
   explicit RowsJob(const DirectRows& j) : job(j), unit_floats(j.units.unit()) { sweep.stream = j.stream; }
@@ -217,11 +251,16 @@ struct RowsJob {
     const int index = choose_width<U>(pixels, phase.taps * sweep.r * sweep.t);
     const Tile<U> tile = slide ? sliding_tiles<U>(phase.taps)[index] : sweeps<U>.of[index];
     const int64_t width = width_of<U>(index);
-    // What the next row reads and this one does not; a single row reads on along x.
     const bool tall = job.source_size[1] > 1;
     sweep.ahead = tall ? (sweep.from_r < 0 ? job.from_stride[axis_h] : sweep.r * job.from_stride[axis_h])
                        : width * sweep.from_pixel + (sweep.s - 1) * sweep.from_s;
     if (sweep.from_t > 0) sweep.ahead += (sweep.t - 1) * sweep.from_t;
+    sweep.lines = 0;
+    if (tall && whole && job.from_stride[axis_w] == job.units.channels * (U::bytes / unit_floats)) {
+      const int64_t share = width * job.source_size[2] * U::bytes / (64 * job.width);
+      sweep.lines = share > 0 ? share : 1;
+      if (&phase == job.phase[2]) sweep.next = job.from + from_row + sweep.ahead;
+    }
     const float* w = job.weights + w_row + tap_first * job.weight_tap[2] * unit_floats;
     for (int64_t p = 0; p < pixels; p += width) {
       if (p + width > pixels) p = pixels - width;
@@ -235,9 +274,10 @@ struct RowsJob {
 
   void run() {
     // Units whose weights stay in the first-level cache together, and a stretch of memory worth reading at once.
-    const int64_t unit_bytes = job.taps * unit_floats * 4, fit = (16 << 10) / unit_bytes;
+    const int64_t unit_bytes = job.taps * unit_floats * 4, fit = (24 << 10) / unit_bytes;
     const int64_t units = job.unit_count, most = fit < 4 ? 4 : fit;
     const int64_t pieces = (units + most - 1) / most;
+    whole = pieces == 1 && units == job.units.units();
     for (int64_t i = 0; i < pieces; ++i) {
       const int64_t first_unit = job.first_unit + units * i / pieces;
       const int64_t count = job.first_unit + units * (i + 1) / pieces - first_unit;

@@ -21,13 +21,15 @@ struct Visit {
   int64_t step, tap_step;                    // input pixels per output pixel and per tap
   int64_t first, size;                       // the input pixel of output pixel 0 and tap 0; input pixels of a row
   int64_t inner_low, inner_high;             // output pixels whose taps all land
-  int64_t dy_ahead, x_ahead;                 // what the next rows will read, or 0
+  // What the next box will read, fetched line after line, whatever order the tiles have: the hardware sees streams.
+  const char *dy_next, *x_next;              // null: nothing to fetch
+  int64_t x_lines;                           // per line of dy
   int64_t sum_r, sum_s;                      // floats
 };
 
 // sums[r][s] += sum over the pixels of dy * x[r][s]. Sliding: neighbouring taps and outputs read neighbouring inputs.
 template <typename U, int R, int S, bool Slide>
-void visit_tile(const Visit& v, const char* dy, const char* x, float* sums) {
+void visit_tile(Visit& v, const char* dy, const char* x, float* sums) {
   constexpr int K = U::vectors;
   constexpr int free_vectors = (registers - 1 - R * S * K - K) / K;
   constexpr int Q = !Slide ? 1 : free_vectors > 8 ? 8 : free_vectors < 2 ? 2 : free_vectors;
@@ -60,8 +62,12 @@ void visit_tile(const Visit& v, const char* dy, const char* x, float* sums) {
 #pragma GCC unroll 8
       for (int i = 0; i < Q; ++i) {
         U::load(g + i * v.dy_pixel, grad[i]);
-        if (v.dy_ahead) __builtin_prefetch(g + i * v.dy_pixel + v.dy_ahead);
-        if (v.dy_ahead) __builtin_prefetch(p + i * v.x_pixel + v.x_ahead);
+      }
+      if (v.dy_next) {
+        for (int i = 0; i < Q; ++i) __builtin_prefetch(v.dy_next + i * U::bytes);
+        for (int i = 0; i < Q * v.x_lines; ++i) __builtin_prefetch(v.x_next + i * U::bytes);
+        v.dy_next += Q * U::bytes;
+        v.x_next += Q * v.x_lines * U::bytes;
       }
       for (int r = 0; r < R; ++r) {
         if constexpr (Slide) {
@@ -94,7 +100,7 @@ void visit_tile(const Visit& v, const char* dy, const char* x, float* sums) {
       }
 }
 
-using Tile = void (*)(const Visit&, const char*, const char*, float*);
+using Tile = void (*)(Visit&, const char*, const char*, float*);
 constexpr int row_choices = int(std::size(tap_rows)), column_choices = int(std::size(tap_columns));
 
 template <typename U, int R, int S, bool Slide>
@@ -133,6 +139,7 @@ struct WeightJob {
   const Geometry& g;
   const int64_t unit;
   Visit v{};
+  const char *dy_next, *x_next;
 
   explicit WeightJob(const DirectWeightGrad& j) : job(j), g(*j.geo), unit(j.units.unit()) {
     v.pixels = j.pixels;
@@ -145,6 +152,16 @@ struct WeightJob {
     v.step = g.stride[2];
     v.tap_step = g.dilation[2];
     v.size = g.in[2];
+    // What comes next lies beside this box, or below it: `unread` positions of x are known already.
+    const bool part = j.pixels < g.out[2];
+    const int64_t y = j.first * g.stride[1] - g.pad[1] + (part ? 0 : (g.kernel[1] - 1) * g.dilation[1]);
+    const int64_t x = j.first_pixel * g.stride[2] - g.pad[2] + (part ? (g.kernel[2] - 1) * g.dilation[2] : 0);
+    const int64_t z = j.z * g.stride[0] + (g.kernel[0] - 1) * g.dilation[0] - g.pad[0];
+    dy_next = j.dy + j.z * j.dy_stride[axis_d] + j.first * v.dy_row + j.first_pixel * v.dy_pixel +
+              (part ? j.pixels * v.dy_pixel : j.rows * v.dy_row);
+    x_next = j.x + z * j.x_stride[axis_d] + y * j.x_stride[axis_h] + x * j.x_stride[axis_w] +
+             (part ? j.pixels * v.x_pixel : j.rows * v.x_row);
+    v.x_lines = g.stride[2] * (part ? 1 : g.stride[1]);
     v.sum_s = unit;
     v.sum_r = unit * g.kernel[2];
   }
@@ -191,7 +208,8 @@ struct WeightJob {
     }
     const bool some = common.low < common.high;
     visit(channel, t, r, r_index, s, s_index, common, sums);
-    v.dy_ahead = v.x_ahead = 0;
+    if (v.dy_next) dy_next = v.dy_next, x_next = v.x_next;
+    v.dy_next = v.x_next = nullptr;
     if (rn == 1) return;
     for (int i = 0; i < rn; ++i) {
       visit(channel, t, r + i, 0, s, s_index, {rows[i].low, some ? common.low : rows[i].high}, sums);
@@ -224,9 +242,8 @@ struct WeightJob {
     for (int64_t u = 0; u < job.units.units(); ++u) {
       const int64_t channel = job.units.first(u) * (U::bytes / unit);
       float* sums = job.sums + u * entries * unit;
-      const bool part = job.pixels < g.out[2];  // what comes next lies beside this box, or below
-      v.dy_ahead = part ? job.pixels * v.dy_pixel : job.rows * v.dy_row;  // the tile that comes first fetches
-      v.x_ahead = part ? job.pixels * v.x_pixel : job.rows * v.x_row;
+      v.dy_next = dy_next;  // the tile that comes first fetches
+      v.x_next = x_next;
       for (int64_t t = 0; t < T; ++t) {
         if (landing(g, 0, t, job.z, 1).high == landing(g, 0, t, job.z, 1).low) continue;
         for (int64_t r = 0; r < R;) {
