@@ -14,13 +14,16 @@ struct DirectUnits {
   Dtype dtype;      // f32, bf16 or f16
   int64_t lanes;    // of a vector of floats
   int64_t channels; // of the tensors, at least one unit
+  int64_t pair;     // of taps along y that one instruction takes together (vdpbf16ps), this far apart; 0: there is none
   int64_t unit() const { return dtype == Dtype::f32 ? lanes : 2 * lanes; }
   int64_t units() const { return (channels + unit() - 1) / unit(); }
   int64_t first(int64_t index) const {
     return (index + 1) * unit() <= channels ? index * unit() : channels - unit();
   }
-  // The place of a unit's channel among its floats: even channels of bf16 are the first vector, odd ones the second.
+  // The place of a unit's channel among its floats: even channels of bf16 are the first vector, odd ones the second;
+  // pairs are in the order that interleaving the pixels of two rows gives.
   int64_t place(int64_t channel) const {
+    if (pair) return channel / 4 % 2 * lanes + channel / 8 * 4 + channel % 4;
     return dtype == Dtype::bf16 ? channel % 2 * lanes + channel / 2 : channel;
   }
 };
@@ -54,13 +57,19 @@ struct DirectWeightGrad {
 
 // The units of a problem that these kernels serve, whatever its arrays' strides; false: the problem is not theirs.
 bool direct_units(const Problem& problem, DirectUnits& units);
+// The distance of taps along y that the correlation of a problem takes in pairs, or 0.
+int64_t direct_pair(const Problem& problem);
 // Whether the channels of both tensors of a run lie together.
 bool direct_fits(const DirectUnits& units, const Tensor& a, const Tensor& b);
-// The weights of depthwise channels as [unit][tap][place].
+// The weights of depthwise channels as [unit][tap][place]; with pairs, two bf16 in place of a float.
 void pack_direct(const Geometry& geo, const DirectUnits& units, const Tensor& w, const ElementCode& code, float* packed,
                  int threads);
 
 CONVGRAD_PER_ISA(void correlate_direct(const DirectRows& job);
                  void weight_grad_direct(const DirectWeightGrad& job);)
+// For units with pairs.
+namespace avx512_bf16 {
+void correlate_direct(const DirectRows& job);
+}
 
 }  // namespace convgrad

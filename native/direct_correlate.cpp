@@ -57,51 +57,61 @@ CONVGRAD_INLINE void in_register(VecF& v) {
 #endif
 }
 
+// Calls body.template operator()<Both>(t, r) for every row of taps, or every pair of rows.
+template <typename U, typename Body>
+CONVGRAD_INLINE void each_row(const Sweep& sweep, const Body& body) {
+  for (int64_t t = 0; t < sweep.t; ++t) {
+    int64_t r = 0;
+    for (; r + U::rows <= sweep.r; r += U::rows) body.template operator()<true>(t, r);
+    if (r < sweep.r) body.template operator()<false>(t, r);
+  }
+}
+
 // P result pixels; every tap reads its own source pixels.
 template <typename U, int P>
 void sweep_tile(Sweep& sweep, const char* from, const float* w, char* to) {
   constexpr int K = U::vectors;
   VecF sum[P][K] = {};
-  for (int64_t t = 0; t < sweep.t; ++t)
-    for (int64_t r = 0; r < sweep.r; ++r) {
-      const char* f = from + t * sweep.from_t + r * sweep.from_r;
-      const float* v = w + t * sweep.w_t + r * sweep.w_r;
-      uint64_t at = sweep.low;
-      for (int64_t s = 0; s < sweep.s; ++s, f += sweep.from_s, v += sweep.w_s, at += uint64_t(sweep.tap_step)) {
-        VecF weight[K];
-        for (int k = 0; k < K; ++k) weight[k] = load<VecF>(v + k * lanes_f);
+  each_row<U>(sweep, [&]<bool Both>(int64_t t, int64_t r) __attribute__((always_inline)) {
+    const char* f = from + t * sweep.from_t + r * sweep.from_r;
+    const float* v = w + t * sweep.w_t + r * sweep.w_r;
+    uint64_t at = sweep.low;
+    for (int64_t s = 0; s < sweep.s; ++s, f += sweep.from_s, v += sweep.w_s, at += uint64_t(sweep.tap_step)) {
+      VecF weight[K];
+      for (int k = 0; k < K; ++k) weight[k] = U::template weight<Both>(v + k * lanes_f);
 #pragma GCC unroll 16
-        for (int p = 0; p < P; ++p) {
-          if (at + uint64_t(p * sweep.step) >= sweep.size) continue;
-          VecF pixel[K];
-          U::load(f + p * sweep.from_pixel, pixel);
-          for (int k = 0; k < K; ++k) sum[p][k] += weight[k] * pixel[k];
-        }
+      for (int p = 0; p < P; ++p) {
+        if (at + uint64_t(p * sweep.step) >= sweep.size) continue;
+        VecF pixel[K];
+        U::template load_rows<Both>(f + p * sweep.from_pixel, sweep.from_r, pixel);
+        for (int k = 0; k < K; ++k) U::add(sum[p][k], weight[k], pixel[k]);
       }
     }
+  });
   finish_tile<U, P>(sweep, from, to, sum);
 }
 
 // S taps of P pixels where neighbouring taps read neighbouring pixels: each pixel is read once.
-template <typename U, int P, int S>
-CONVGRAD_INLINE void slide(VecF (*sum)[U::vectors], const char* from, int64_t step, const float* w, int64_t w_tap,
-                           uint64_t at, uint64_t size) {
+template <typename U, int P, int S, bool Both>
+CONVGRAD_INLINE void slide(VecF (*sum)[U::vectors], const Sweep& sweep, const char* from, const float* w, uint64_t at) {
   constexpr int K = U::vectors;
+  const int64_t step = sweep.from_pixel, w_tap = sweep.w_s, row = sweep.from_r;
+  const uint64_t size = sweep.size;
   VecF weight[S][K];
 #pragma GCC unroll 16
   for (int s = 0; s < S; ++s)
-    for (int k = 0; k < K; ++k) weight[s][k] = load<VecF>(w + s * w_tap + k * lanes_f);
+    for (int k = 0; k < K; ++k) weight[s][k] = U::template weight<Both>(w + s * w_tap + k * lanes_f);
 #pragma GCC unroll 32
   for (int i = 0; i < P + S - 1; ++i, from += step) {
     in_register(from);
     if (at + i >= size) continue;
     VecF pixel[K];
-    U::load(from, pixel);
+    U::template load_rows<Both>(from, row, pixel);
     for (int k = 0; k < K; ++k) in_register(pixel[k]);
 #pragma GCC unroll 16
     for (int s = 0; s < S; ++s)
       if (i - s >= 0 && i - s < P)
-        for (int k = 0; k < K; ++k) sum[i - s][k] += weight[s][k] * pixel[k];
+        for (int k = 0; k < K; ++k) U::add(sum[i - s][k], weight[s][k], pixel[k]);
   }
 }
 
@@ -109,10 +119,10 @@ CONVGRAD_INLINE void slide(VecF (*sum)[U::vectors], const char* from, int64_t st
 template <typename U, int P, int S>
 void slide_tile(Sweep& sweep, const char* from, const float* w, char* to) {
   VecF sum[P][U::vectors] = {};
-  for (int64_t t = 0; t < sweep.t; ++t)
-    for (int64_t r = 0; r < sweep.r; ++r)
-      slide<U, P, S>(sum, from + t * sweep.from_t + r * sweep.from_r, sweep.from_pixel,
-                     w + t * sweep.w_t + r * sweep.w_r, sweep.w_s, sweep.low, sweep.size);
+  each_row<U>(sweep, [&]<bool Both>(int64_t t, int64_t r) __attribute__((always_inline)) {
+    slide<U, P, S, Both>(sum, sweep, from + t * sweep.from_t + r * sweep.from_r, w + t * sweep.w_t + r * sweep.w_r,
+                         sweep.low);
+  });
   finish_tile<U, P>(sweep, from, to, sum);
 }
 
@@ -120,17 +130,15 @@ void slide_tile(Sweep& sweep, const char* from, const float* w, char* to) {
 template <typename U, int P, int S>
 void slide_on_tile(Sweep& sweep, const char* from, const float* w, char* to) {
   VecF sum[P][U::vectors] = {};
-  for (int64_t t = 0; t < sweep.t; ++t)
-    for (int64_t r = 0; r < sweep.r; ++r) {
-      const char* f = from + t * sweep.from_t + r * sweep.from_r;
-      const float* v = w + t * sweep.w_t + r * sweep.w_r;
-      uint64_t at = sweep.low;
-      int64_t left = sweep.s;
-      for (; left >= S; left -= S, f += S * sweep.from_pixel, v += S * sweep.w_s, at += S)
-        slide<U, P, S>(sum, f, sweep.from_pixel, v, sweep.w_s, at, sweep.size);
-      for (; left > 0; --left, f += sweep.from_pixel, v += sweep.w_s, ++at)
-        slide<U, P, 1>(sum, f, sweep.from_pixel, v, sweep.w_s, at, sweep.size);
-    }
+  each_row<U>(sweep, [&]<bool Both>(int64_t t, int64_t r) __attribute__((always_inline)) {
+    const char* f = from + t * sweep.from_t + r * sweep.from_r;
+    const float* v = w + t * sweep.w_t + r * sweep.w_r;
+    uint64_t at = sweep.low;
+    int64_t left = sweep.s;
+    for (; left >= S; left -= S, f += S * sweep.from_pixel, v += S * sweep.w_s, at += S)
+      slide<U, P, S, Both>(sum, sweep, f, v, at);
+    for (; left > 0; --left, f += sweep.from_pixel, v += sweep.w_s, ++at) slide<U, P, 1, Both>(sum, sweep, f, v, at);
+  });
   finish_tile<U, P>(sweep, from, to, sum);
 }
 
@@ -253,7 +261,7 @@ struct RowsJob {
     const int64_t width = width_of<U>(index);
     const bool tall = job.source_size[1] > 1;
     sweep.ahead = tall ? (sweep.from_r < 0 ? job.from_stride[axis_h] : sweep.r * job.from_stride[axis_h])
-                       : width * sweep.from_pixel + (sweep.s - 1) * sweep.from_s;
+                       : width * sweep.from_pixel + (sweep.from_s > 0 ? (sweep.s - 1) * sweep.from_s : 0);
     if (sweep.from_t > 0) sweep.ahead += (sweep.t - 1) * sweep.from_t;
     sweep.lines = 0;
     if (tall && whole && job.from_stride[axis_w] == job.units.channels * (U::bytes / unit_floats)) {
@@ -299,6 +307,9 @@ struct RowsJob {
 }  // namespace
 
 void correlate_direct(const DirectRows& job) {
+#if defined(__AVX512BF16__)
+  RowsJob<UnitPairs>(job).run();
+#else
   switch (job.units.dtype) {
     case Dtype::bf16: return RowsJob<UnitBf16>(job).run();
 #if defined(__F16C__)
@@ -306,6 +317,7 @@ void correlate_direct(const DirectRows& job) {
 #endif
     default: return RowsJob<UnitF32>(job).run();
   }
+#endif
 }
 
 }  // namespace convgrad::CONVGRAD_ISA

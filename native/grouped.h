@@ -3,6 +3,7 @@
 
 #include "direct.h"
 #include "lanes.h"
+#include "line.h"
 
 namespace convgrad {
 
@@ -57,6 +58,7 @@ struct LaneKernels {
   decltype(&generic::weight_grad_lanes) weight_grad;
   decltype(&generic::finite_lanes) finite;
   decltype(&generic::sum_lanes) sum;
+  decltype(&generic::correlate_lines) lines;
   decltype(&generic::correlate_direct) direct;
   decltype(&generic::weight_grad_direct) direct_weight;
   explicit LaneKernels(int level);
