@@ -23,9 +23,9 @@ template <typename U> constexpr const auto& widths = [] () -> const auto& {
 template <typename U, int P>
 CONVGRAD_INLINE void finish_tile(Sweep& sweep, const char* from, char* to, VecF (*sum)[U::vectors]) {
   if (sweep.lines) {
-    for (int64_t i = 0; i < sweep.lines; ++i, sweep.next += 64) __builtin_prefetch(sweep.next);
+    for (int64_t i = 0; i < sweep.lines; ++i, sweep.next += 64) __builtin_prefetch(sweep.next, 0, 2);
   } else {
-    for (int p = 0; p < P; ++p) __builtin_prefetch(from + sweep.ahead + p * sweep.from_pixel);
+    for (int p = 0; p < P; ++p) __builtin_prefetch(from + sweep.ahead + p * sweep.from_pixel, 0, 2);
   }
 #pragma GCC unroll 16
   for (int p = 0; p < P; ++p) U::store(to + p * sweep.to_pixel, sum[p], sweep.stream);
