@@ -239,12 +239,22 @@ class TileTask {
     segments_.clear();
     double segment_cost = 0;
     if (!all_w.whole) {
-      for (int64_t column = 0; column < length[2]; ++column) {
-        const TapRange taps = landing_taps(phase, 2, column, 1);
+      edges_.assign(1, 0);
+      for (int tap : phase.axis[2]->taps) {
+        const Range pixels = landing(origin_[2], length[2], plan_.taps[2].step, plan_.taps[2].offset[size_t(tap)],
+                                     plan_.source_size[2]);
+        edges_.push_back(pixels.first);
+        edges_.push_back(pixels.last);
+      }
+      std::sort(edges_.begin(), edges_.end());
+      edges_.push_back(length[2]);
+      for (size_t i = 0; i + 1 < edges_.size(); ++i) {
+        if (edges_[i] == edges_[i + 1]) continue;
+        const TapRange taps = landing_taps(phase, 2, edges_[i], edges_[i + 1] - edges_[i]);
         if (!segments_.empty() && segments_.back().taps == taps) {
-          ++segments_.back().count;
+          segments_.back().count += edges_[i + 1] - edges_[i];
         } else {
-          segments_.push_back({column, 1, taps});
+          segments_.push_back({edges_[i], edges_[i + 1] - edges_[i], taps});
         }
       }
       for (const TapRange& row : rows_)
@@ -410,6 +420,7 @@ class TileTask {
   std::vector<TapList> tap_lists_;
   std::vector<Strip> strips_;
   std::vector<TapRange> rows_;
+  std::vector<int64_t> edges_;
   std::vector<Segment> segments_;
   bool lands_[64];
 };
