@@ -92,6 +92,15 @@ void Packer<T>::read_block(const Lines& lines, int64_t line, int64_t count, int6
          bottom - top, last - first, dst + top * pitch + first, pitch, plane);
 }
 
+// The pairs of lines that lie in the array and need no conversion: [first, last), first even.
+template <typename T>
+typename Packer<T>::Whole Packer<T>::whole_pairs(const Lines& lines) const {
+  if (dtype_ != Dtype::bf16 || reader_.round || lines.step != 2 || lines.first != 0 || lines.last != lines.length)
+    return {0, 0};
+  const int64_t first = (lines.line_first + 1) / 2 * 2;
+  return {first, std::max(first, lines.line_last / 2 * 2)};
+}
+
 template <typename T>
 void Packer<T>::pack_same(const Lines& lines, T* dst, int64_t pitch) const {
   read_block(lines, 0, lines.lines, 0, lines.length, dst, pitch, plane_);
@@ -102,14 +111,15 @@ void Packer<T>::pack_pairs(const Lines& lines, T* dst, int64_t pitch) const {
   if constexpr (Packed<T>::pair == 1) {
     pack_same(lines, dst, pitch);
   } else {
-    // Dense lines of bf16 go straight to their places.
-    if (dtype_ == Dtype::bf16 && !reader_.round && lines.step == 2 && lines.first == 0 && lines.last == lines.length &&
-        lines.line_first == 0 && lines.line_last == lines.lines && lines.lines % 2 == 0)
-      return isa_.pair16(lines.data, lines.line_stride, lines.lines / 2, lines.length, reinterpret_cast<uint16_t*>(dst),
-                         pitch);
+    // Pairs of dense lines of bf16 go straight to their places.
+    const Whole whole = whole_pairs(lines);
+    if (whole.first < whole.last)
+      isa_.pair16(lines.data + whole.first * lines.line_stride, lines.line_stride, (whole.last - whole.first) / 2,
+                  lines.length, reinterpret_cast<uint16_t*>(dst + whole.first / 2 * pitch), pitch);
     alignas(64) T block[most_parts<T>][2][block_length];
     for (int64_t line = 0; line < lines.lines; line += 2)
       for (int64_t i = 0; i < lines.length; i += block_length) {
+        if (line >= whole.first && line < whole.last) break;
         const int64_t n = std::min(block_length, lines.length - i);
         read_block(lines, line, 2, i, n, block[0][0], block_length, 2 * block_length);
         for (int part = 0; part < parts_; ++part)
@@ -141,11 +151,18 @@ void Packer<T>::pack_transposed(const Lines& lines, T* dst, int64_t pitch) const
     // Pairs of lines become words, then words are transposed.
     constexpr int64_t length = block_length / 2;
     alignas(64) T pair[most_parts<T>][2][length], block[most_parts<T>][block_lines][2 * length];
+    const Whole whole = whole_pairs(lines);
     for (int64_t line = 0; line < lines.lines; line += 2 * block_lines)
       for (int64_t i = 0; i < lines.length; i += length) {
         const int64_t n = std::min(length, lines.length - i);
         const int64_t rows = std::min(block_lines, (lines.lines - line + 1) / 2);
+        const int64_t top = std::clamp((whole.first - line) / 2, int64_t(0), rows);
+        const int64_t bottom = std::clamp((whole.last - line) / 2, top, rows);
+        if (top < bottom)
+          isa_.pair16(lines.data + (line + 2 * top) * lines.line_stride + i * lines.step, lines.line_stride,
+                      bottom - top, n, &block[0][top][0].bits, 2 * length);
         for (int64_t r = 0; r < rows; ++r) {
+          if (r >= top && r < bottom) continue;
           read_block(lines, line + 2 * r, 2, i, n, pair[0][0], length, 2 * length);
           for (int part = 0; part < parts_; ++part)
             isa_.gemm->interleave16(&pair[part][0][0].bits, &pair[part][1][0].bits, n, &block[part][r][0].bits);

@@ -78,6 +78,10 @@ class Packer {
 
  private:
   struct Lines;
+  struct Whole {
+    int64_t first, last;
+  };
+  Whole whole_pairs(const Lines& lines) const;
   void read(const char* src, int64_t line_stride, int64_t stride, int64_t lines, int64_t n, T* dst, int64_t pitch,
             int64_t plane) const;
   void read_block(const Lines& lines, int64_t line, int64_t count, int64_t from, int64_t n, T* dst, int64_t pitch,

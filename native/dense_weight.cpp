@@ -206,7 +206,9 @@ class SliceTask {
       prefetch_.add(in);
       prefetch_.add(out);
     }
-    prefetch_.spread(ceil_div(out_count_, plan_.gemm->cols) * ceil_div(in_count_, plan_.row_panel) * geo_.taps());
+    prefetch_.spread(ceil_div(out_count_, plan_.gemm->cols) * ceil_div(in_count_, plan_.row_panel) * geo_.taps() *
+                     std::max<int64_t>(1, plan_.gemm->near_k ? images_ * length_[0] * length_[1] * length_[2] /
+                                                                   plan_.gemm->near_k : 0));
   }
 
   void pack_and_multiply(const BoxLayout& box, bool joined, const std::array<int64_t, 3>* only) {
@@ -295,6 +297,7 @@ class SliceTask {
         Rows& rows = rows_[size_t(td * geo_.kernel[1] + th)];
         rows.a_offset.clear();
         rows.b_offset.clear();
+        rows.place.clear();
         const Range d = all ? Range{0, length_[0]} : landing_of(0, td);
         const Range h = all ? Range{0, length_[1]} : landing_of(1, th);
         if (h.empty()) continue;
@@ -303,6 +306,7 @@ class SliceTask {
             for (int64_t row = joined ? 0 : h.first; row < (joined ? 1 : h.last); ++row) {
               const int64_t in_box = i * box.positions() + (depth * box.height + row) * box.pitch;
               const int64_t in_dy = (i * length_[0] + depth) * plane + row * row_pitch;
+              rows.place.push_back((i * length_[0] + depth) * length_[1] + row);
               rows.a_offset.push_back(in_box * int64_t(sizeof(T)));
               rows.b_offset.push_back(in_dy * plan_.gemm->cols * int64_t(sizeof(T)));
             }
@@ -336,32 +340,48 @@ class SliceTask {
       }
       columns_.push_back(range);
     }
-    for (int64_t n = 0; n < out_count_; n += gemm.cols) {
-      const char* panel = reinterpret_cast<const char*>(dy_ + n * dy_positions);
-      const auto kernel = gemm.run_half && out_count_ - n <= gemm.cols / 2 ? gemm.run_half : gemm.run;
-      for (int64_t m = 0; m < in_count_; m += plan_.row_panel) {
-        call.rows = int(std::min(plan_.row_panel, in_count_ - m));
-        int64_t tap = 0;
-        for (int64_t td = 0; td < geo_.kernel[0]; ++td)
-          for (int64_t th = 0; th < geo_.kernel[1]; ++th)
-            for (int64_t tw = 0; tw < geo_.kernel[2]; ++tw, ++tap) {
-              if (only && (td != (*only)[0] || th != (*only)[1] || tw != (*only)[2])) continue;
-              const Rows& rows = rows_[size_t(td * geo_.kernel[1] + th)];
-              const Range& range = columns_[size_t(tw)];
-              if (rows.a_offset.empty() || range.empty()) continue;
-              const int64_t at = only ? 0 : box.tap_position(td, th, tw);
-              call.a = reinterpret_cast<const char*>(box_ + m * box_pitch_ + at + range.first);
-              call.b = panel + range.first * gemm.cols * int64_t(sizeof(T));
-              call.a_offset = rows.a_offset.data();
-              call.b_offset = rows.b_offset.data();
-              call.batch = int64_t(rows.a_offset.size());
-              call.k = range.last - range.first;
-              call.c = reinterpret_cast<char*>(sums_ + (tap * plan_.in_block + m) * columns + n);
-              kernel(call);
-              prefetch_.some();
-            }
-      }
-    }
+    // Where the kernel likes its operands in L1, a few rows of pixels go through all taps before the next ones.
+    const int64_t taps = only ? 1 : geo_.taps();
+    const int64_t all_places = images_ * length_[0] * length_[1];
+    const bool near = gemm.near_k > 0 && (taps > 1 || in_count_ <= 64);
+    const int64_t places = !near ? all_places : joined ? length_[1] : std::max<int64_t>(1, gemm.near_k / k);
+    const int64_t step = near ? std::min<int64_t>(k, gemm.near_k) : k;
+    for (int64_t place = 0; place < all_places; place += places)
+      for (int64_t from = 0; from < k; from += step)
+        for (int64_t n = 0; n < out_count_; n += gemm.cols) {
+          const char* panel = reinterpret_cast<const char*>(dy_ + n * dy_positions);
+          const auto kernel = gemm.run_half && out_count_ - n <= gemm.cols / 2 ? gemm.run_half : gemm.run;
+          for (int64_t m = 0; m < in_count_; m += plan_.row_panel) {
+            call.rows = int(std::min(plan_.row_panel, in_count_ - m));
+            call.far = true;
+            int64_t tap = 0;
+            for (int64_t td = 0; td < geo_.kernel[0]; ++td)
+              for (int64_t th = 0; th < geo_.kernel[1]; ++th) {
+                const Rows& rows = rows_[size_t(td * geo_.kernel[1] + th)];
+                const auto first = std::lower_bound(rows.place.begin(), rows.place.end(), place);
+                const auto last = std::lower_bound(first, rows.place.end(), place + places);
+                const auto skipped = first - rows.place.begin();
+                call.batch = last - first;
+                call.a_offset = rows.a_offset.data() + skipped;
+                call.b_offset = rows.b_offset.data() + skipped;
+                for (int64_t tw = 0; tw < geo_.kernel[2]; ++tw, ++tap) {
+                  if (only && (td != (*only)[0] || th != (*only)[1] || tw != (*only)[2])) continue;
+                  const Range& lands = columns_[size_t(tw)];
+                  const Range range = {std::max(lands.first, from), std::min(lands.last, from + step)};
+                  if (range.empty() || call.batch == 0) continue;
+                  const int64_t at = only ? 0 : box.tap_position(td, th, tw);
+                  call.a = reinterpret_cast<const char*>(box_ + m * box_pitch_ + at + range.first);
+                  call.b = panel + range.first * gemm.cols * int64_t(sizeof(T));
+                  call.k = range.last - range.first;
+                  call.c = reinterpret_cast<char*>(sums_ + (tap * plan_.in_block + m) * columns + n);
+                  if (near) call.next_c = call.c + plan_.in_block * columns * int64_t(sizeof(Sum));
+                  kernel(call);
+                  call.far = !near;
+                  prefetch_.some();
+                }
+              }
+          }
+        }
   }
 
   void sum_bias() {
@@ -391,7 +411,7 @@ class SliceTask {
   T *box_, *dy_;
   Sum* sums_;
   struct Rows {
-    std::vector<int64_t> a_offset, b_offset;
+    std::vector<int64_t> a_offset, b_offset, place;  // place: number of the row in the chunk
   };
   std::vector<Rows> rows_;
   Prefetch prefetch_;

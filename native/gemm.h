@@ -28,6 +28,9 @@ struct GemmCall {
   int rows;   // 1 .. Gemm::max_rows
   bool accumulate;
   int64_t a_plane = 0, b_plane = 0;  // bytes between the parts of an operand
+  // Hints for kernels that fetch from L2 to L1 themselves: whether A and B are not in L1 yet, and the next call's C.
+  bool far = true;
+  const char* next_c = nullptr;
 };
 
 // Magnitudes met while operands were split: the bits of the smallest that is not zero (less one) and of the largest.
@@ -50,6 +53,7 @@ struct Gemm {
   void (*enter)();                    // called by a thread before its calls of a task (null: nothing to do), and after
   void (*leave)();
   int parts = 1;                      // bf16 values that an operand is the sum of
+  int near_k = 0;                     // with so many k the operands of a call fit in L1 (0: it does not matter)
 };
 
 // For the length of a task the thread is ready to run the kernel (tile registers are configured, and given back).

@@ -42,18 +42,46 @@ struct Configs {
 };
 const Configs configs;
 
-// One step of 32 k. `two`: there are rows in the lower half; `wide`: there are columns in the right half.
-template <bool two, bool wide>
-struct Step {
-  const GemmCall& call;
+// So many steps ahead the tiles of both operands are brought from L2 to L1.
+constexpr int64_t steps_ahead = 2;
 
+// Walks through the steps of a call: all entries of the batch for 32 k, then for the next 32 k, and so on.
+struct Cursor {
+  const char *a, *b;
+  int64_t entry = 0, k = 0;
+};
+
+// `two`: there are rows in the lower half; `wide`: there are columns in the right half; `far`: operands are in L2.
+template <int parts, bool two, bool wide, bool far>
+class Product {
+ public:
+  explicit Product(const GemmCall& call) : call_(call), ahead_{call.a, call.b} {
+    if (far)
+      for (int64_t i = 0; i < steps_ahead; ++i) advance();
+  }
+
+  // Entries are the inner loop: the taps of a convolution read the same pixels, shifted, so A stays in L1.
+  void sum() {
+    for (int64_t k = 0; k < call_.k / 32; ++k) {
+      const char *a = call_.a + 64 * k, *b = call_.b + 16 * call_.ldb * k;
+      for (int64_t i = 0; i < call_.batch; ++i) {
+        const char *a_tile = a + call_.a_offset[i], *b_tile = b + call_.b_offset[i];
+        if (parts == 1) one_part(a_tile, b_tile);
+        if (parts == 2) two_parts(a_tile, b_tile);
+        if (parts == 3) three_parts(a_tile, b_tile);
+        if (far) advance();
+      }
+    }
+  }
+
+ private:
   void load_a(const char* a) const {
-    _tile_loadd(4, a, call.lda);
-    if (two) _tile_loadd(5, a + 16 * call.lda, call.lda);
+    _tile_loadd(4, a, call_.lda);
+    if (two) _tile_loadd(5, a + 16 * call_.lda, call_.lda);
   }
   void load_b(const char* b) const {
-    _tile_loadd(6, b, call.ldb);
-    if (wide) _tile_loadd(7, b + 64, call.ldb);
+    _tile_loadd(6, b, call_.ldb);
+    if (wide) _tile_loadd(7, b + 64, call_.ldb);
   }
   void multiply() const {
     _tile_dpbf16ps(0, 4, 6);
@@ -62,51 +90,99 @@ struct Step {
     if (two && wide) _tile_dpbf16ps(3, 5, 7);
   }
 
-  void of_one(const char* a, const char* b) const {
-    _tile_loadd(6, b, call.ldb);
-    _tile_loadd(4, a, call.lda);
+  void one_part(const char* a, const char* b) const {
+    _tile_loadd(6, b, call_.ldb);
+    _tile_loadd(4, a, call_.lda);
+    fetch_b(0, 0);
     _tile_dpbf16ps(0, 4, 6);
     if (wide) {
-      _tile_loadd(7, b + 64, call.ldb);
+      _tile_loadd(7, b + 64, call_.ldb);
+      fetch_b(0, 64);
       _tile_dpbf16ps(1, 4, 7);
     }
+    if (two) _tile_loadd(5, a + 16 * call_.lda, call_.lda);
+    fetch_a(0);
     if (two) {
-      _tile_loadd(5, a + 16 * call.lda, call.lda);
       _tile_dpbf16ps(2, 5, 6);
       if (wide) _tile_dpbf16ps(3, 5, 7);
     }
   }
-  // All four products of two parts, in the order that loads least.
-  void of_two(const char* a, const char* b) const {
-    load_a(a + call.a_plane);
-    load_b(b + call.b_plane);
+  // All four products, in the order that loads least.
+  void two_parts(const char* a, const char* b) const {
+    load_a(a + call_.a_plane);
+    load_b(b + call_.b_plane);
+    fetch_b(0, 0);
     multiply();
     load_b(b);
+    if (wide) fetch_b(0, 64);
+    fetch_b(1, 0);
     multiply();
     load_a(a);
+    if (wide) fetch_b(1, 64);
+    fetch_a(0);
     multiply();
-    load_b(b + call.b_plane);
+    load_b(b + call_.b_plane);
+    fetch_a(1);
     multiply();
   }
-  // The six products of three parts that matter: a second times a third part is below 2^-24 of the whole.
-  void of_three(const char* a, const char* b) const {
+  // The six products that matter: a second times a third part is below 2^-24 of the whole.
+  void three_parts(const char* a, const char* b) const {
     load_a(a);
-    load_b(b + 2 * call.b_plane);
+    load_b(b + 2 * call_.b_plane);
+    fetch_b(0, 0);
     multiply();
-    load_b(b + call.b_plane);
+    load_b(b + call_.b_plane);
+    if (wide) fetch_b(0, 64);
+    fetch_a(0);
     multiply();
-    load_a(a + call.a_plane);
+    load_a(a + call_.a_plane);
+    fetch_b(1, 0);
     multiply();
     load_b(b);
+    if (wide) fetch_b(1, 64);
+    fetch_a(1);
     multiply();
-    load_a(a + 2 * call.a_plane);
+    load_a(a + 2 * call_.a_plane);
+    fetch_b(2, 0);
     multiply();
     load_a(a);
+    if (wide) fetch_b(2, 64);
+    fetch_a(2);
     multiply();
   }
+
+  void fetch_b(int part, int64_t column) const {
+    if (!far) return;
+    const char* b = ahead_.b + call_.b_offset[ahead_.entry] + part * call_.b_plane + column;
+#pragma GCC unroll 16
+    for (int row = 0; row < 16; ++row) __builtin_prefetch(b + row * call_.ldb);
+  }
+  void fetch_a(int part) const {
+    if (!far) return;
+    const char* a = ahead_.a + call_.a_offset[ahead_.entry] + part * call_.a_plane;
+    constexpr int rows = two ? 32 : 16;
+    // A tap that is one pixel further reads one new row.
+    if (ahead_.entry > 0 && call_.a_offset[ahead_.entry] - call_.a_offset[ahead_.entry - 1] == call_.lda)
+      return __builtin_prefetch(a + (rows - 1) * call_.lda);
+#pragma GCC unroll 32
+    for (int row = 0; row < rows; ++row) __builtin_prefetch(a + row * call_.lda);
+  }
+  void advance() {
+    if (++ahead_.entry < call_.batch) return;
+    ahead_.entry = 0;
+    ahead_.a += 64;
+    ahead_.b += 16 * call_.ldb;
+    if (++ahead_.k < call_.k / 32) return;
+    // What the next call will probably read: the rows that follow, with the same B.
+    ahead_.k = 0;
+    ahead_.a = call_.a + call_.rows * call_.lda;
+    ahead_.b = call_.b;
+  }
+
+  const GemmCall& call_;
+  Cursor ahead_;
 };
 
-// The taps are the inner loop: they read the same pixels, shifted, so A comes from L1 but for the first tap.
 template <int parts, bool two, bool wide>
 void multiply(const GemmCall& call) {
   char* c = call.c;
@@ -122,13 +198,15 @@ void multiply(const GemmCall& call) {
     _tile_zero(2);
     _tile_zero(3);
   }
-  const Step<two, wide> step{call};
-  for (int64_t k = 0; k < call.k / 32; ++k) {
-    const char *a = call.a + 64 * k, *b = call.b + 16 * call.ldb * k;
-    for (int64_t i = 0; i < call.batch; ++i)
-      parts == 1   ? step.of_one(a + call.a_offset[i], b + call.b_offset[i])
-      : parts == 2 ? step.of_two(a + call.a_offset[i], b + call.b_offset[i])
-                   : step.of_three(a + call.a_offset[i], b + call.b_offset[i]);
+  if (call.next_c)
+    for (int row = 0; row < call.rows; ++row) {
+      __builtin_prefetch(call.next_c + row * ldc, 1);
+      if (wide) __builtin_prefetch(call.next_c + row * ldc + 64, 1);
+    }
+  if (call.far) {
+    Product<parts, two, wide, true>(call).sum();
+  } else {
+    Product<parts, two, wide, false>(call).sum();
   }
   _tile_stored(0, c, ldc);
   if (wide) _tile_stored(1, c + 64, ldc);
@@ -161,9 +239,9 @@ void run(const GemmCall& call) {
 }  // namespace
 
 // Products per cycle as sustained from L2, not the peak of 1024 flops.
-const Gemm gemm_bf16 = {"bf16_f32_32x32_amx", 32, 32, 2, 32, 800, run<1, true>, run<1, false>, enter, leave, 1};
-const Gemm gemm_bf16x2 = {"bf16x2_f32_32x32_amx", 32, 32, 2, 32, 220, run<2, true>, run<2, false>, enter, leave, 2};
-const Gemm gemm_bf16x3 = {"bf16x3_f32_32x32_amx", 32, 32, 2, 32, 150, run<3, true>, run<3, false>, enter, leave, 3};
+const Gemm gemm_bf16 = {"bf16_f32_32x32_amx", 32, 32, 2, 32, 800, run<1, true>, run<1, false>, enter, leave, 1, 256};
+const Gemm gemm_bf16x2 = {"bf16x2_f32_32x32_amx", 32, 32, 2, 32, 220, run<2, true>, run<2, false>, enter, leave, 2, 128};
+const Gemm gemm_bf16x3 = {"bf16x3_f32_32x32_amx", 32, 32, 2, 32, 150, run<3, true>, run<3, false>, enter, leave, 3, 96};
 
 }  // namespace CONVGRAD_AMX
 
