@@ -29,7 +29,8 @@ class TileTask {
   using Sum = typename Packed<T>::Sum;
 
  public:
-  TileTask(const Run<T>& run, int64_t task, int slot) : run_(run), plan_(run.plan) {
+  TileTask(const Run<T>& run, int64_t task, int slot)
+      : run_(run), plan_(run.plan), packer_(run.packer.with_plane(run.plan.box_plane / int64_t(sizeof(T)))) {
     place(task, origin_, block_, group_, image_);
     // The tile that this thread will probably get next.
     next_ = std::min(task + run.arguments.threads, plan_.tasks() - 1);
@@ -58,8 +59,9 @@ class TileTask {
       if (direct) {
         read_directly(view);
       } else {
-        pack_box(run_.packer, view, plan_.box, origin_,
+        pack_box(packer_, view, plan_.box, origin_,
                  plan_.pixels_are_rows ? Arrange::by_position : Arrange::channel_pairs, own_box_, box_pitch_);
+        if (plan_.gemm->parts > 1 && !parts_suffice(packer_.met(), run_.weight_met)) return false;
         box_ = own_box_;
         if (!plan_.pixels_are_rows) clear_slack(view.channels_padded);
       }
@@ -130,8 +132,10 @@ class TileTask {
 
   // NOTE: the last strip of a box reads past its end; the sums are dropped, but must not be slow (subnormals).
   void clear_slack(int64_t channels) {
-    std::memset(static_cast<void*>(own_box_ + channels / Packed<T>::pair * box_pitch_), 0,
-                size_t(plan_.gemm->cols) * Packed<T>::pair * sizeof(T));
+    for (int part = 0; part < plan_.gemm->parts; ++part)
+      std::memset(static_cast<void*>(own_box_ + part * plan_.box_plane / int64_t(sizeof(T)) +
+                                     channels / Packed<T>::pair * box_pitch_),
+                  0, size_t(plan_.gemm->cols) * Packed<T>::pair * sizeof(T));
   }
 
   bool multiply_phase(const Phase& phase, int64_t block, bool careful, int64_t& sums_before) {
@@ -293,6 +297,8 @@ class TileTask {
       call.ldb = plan_.panel * Packed<T>::pair * int64_t(sizeof(T));
       call.b_offset = taps.weight_offset.data();
       call.rows = int(strip.count);
+      call.a_plane = plan_.box_plane;
+      call.b_plane = plan_.weight_plane;
     } else {
       call.a = reinterpret_cast<const char*>(weight);
       call.lda = run_.weight_pad(pad) * int64_t(sizeof(T));
@@ -301,6 +307,8 @@ class TileTask {
       call.ldb = box_pitch_ * int64_t(sizeof(T));
       call.b_offset = taps.box_offset.data();
       call.rows = int(channels);
+      call.a_plane = plan_.weight_plane;
+      call.b_plane = plan_.box_plane;
     }
     const int64_t columns = plan_.pixels_are_rows ? channels : strip.count;
     const auto kernel = gemm.run_half && columns <= gemm.cols / 2 ? gemm.run_half : gemm.run;
@@ -408,6 +416,7 @@ class TileTask {
 
   const Run<T>& run_;
   const Correlation& plan_;
+  Packer<T> packer_;
   int64_t origin_[3], block_, group_, image_, next_, box_pitch_ = 0, tile_sums_;
   T* own_box_;
   const T* box_ = nullptr;  // own_box_, or the tensor itself
@@ -428,7 +437,7 @@ class TileTask {
 }  // namespace
 
 template <typename T>
-void run_correlation(const Correlation& plan, const Arguments& arguments) {
+bool run_correlation(const Correlation& plan, const Arguments& arguments) {
   const Geometry& geo = plan.problem.geo;
   const Run<T> run(plan, arguments);
   if (plan.zeros_first) {
@@ -437,17 +446,24 @@ void run_correlation(const Correlation& plan, const Arguments& arguments) {
     const int64_t extent[5] = {geo.N, forward ? geo.K : geo.C, size[0], size[1], size[2]};
     write_zeros(run.result, extent, plan.problem.out_dtype, arguments.threads);
   }
-  if (plan.phases.empty()) return;
+  if (plan.phases.empty()) return true;
   pack_weight(run);
   parallel_for(plan.tasks(), arguments.threads, [&](int64_t task, int slot) {
+    if (run.outside.load(std::memory_order_relaxed)) return;
     const GemmScope scope(*plan.gemm);
     TileTask<T> tile(run, task, slot);
-    if (!tile.work(false)) tile.work(true);
+    if (tile.work(false)) return;
+    if (plan.gemm->parts > 1) {
+      run.outside.store(true, std::memory_order_relaxed);
+    } else {
+      tile.work(true);
+    }
   });
+  return !run.outside;
 }
 
-template void run_correlation<float>(const Correlation&, const Arguments&);
-template void run_correlation<double>(const Correlation&, const Arguments&);
-template void run_correlation<Bf16>(const Correlation&, const Arguments&);
+template bool run_correlation<float>(const Correlation&, const Arguments&);
+template bool run_correlation<double>(const Correlation&, const Arguments&);
+template bool run_correlation<Bf16>(const Correlation&, const Arguments&);
 
 }  // namespace convgrad
