@@ -103,3 +103,22 @@ def test_other_refusals() -> None:
         convgrad.conv(Other(x), Elsewhere(w))
     with pytest.raises(TypeError, match=r"arrays must be on the cpu or on cuda, got DLPack device \(10, 0\)"):
         convgrad.conv(Elsewhere(x), Elsewhere(w))
+
+
+def test_triton_takes_memory_shown_by_cuda_array_interface_alone() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+
+    class Shown:
+        def __init__(self, tensor: Any) -> None:
+            self.tensor, self.shape, self.dtype = tensor, tuple(tensor.shape), np.dtype(np.float32)
+
+        @property
+        def __cuda_array_interface__(self) -> Any:
+            return self.tensor.__cuda_array_interface__
+
+    dy, w = some((2, 24, 10, 9), 1), some((24, 16, 3, 3), 2)
+    found = convgrad.input_grad(Shown(torch.tensor(dy, device="cuda")), Shown(torch.tensor(w, device="cuda")), (10, 9),
+                                padding=1)
+    np.testing.assert_array_equal(found.cpu().numpy(), convgrad.input_grad(dy, w, (10, 9), padding=1))

@@ -1,6 +1,7 @@
-"""Arrays of other libraries that exchange memory through DLPack: CuPy, JAX, ... Results come back as their own kind.
+"""Arrays of other libraries that show their memory: CuPy, JAX, Numba, ... Results come back as their own kind.
 
-On the CPU they are read as NumPy views, on CUDA as torch tensors (torch is how kernels are launched there).
+They show it through DLPack, or through __cuda_array_interface__ alone. On the CPU they are read as NumPy views, on CUDA
+as torch tensors (torch is how kernels are launched there).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ DLPACK_CPU, DLPACK_CUDA = 1, 2
 
 
 def home(arrays: dict[str, Any]) -> tuple[str, str | None]:
-    places = {name: tuple(int(part) for part in array.__dlpack_device__()) for name, array in arrays.items()}
+    places = {name: _place(array) for name, array in arrays.items()}
     (first_name, first), *rest = places.items()
     for name, place in rest:
         if place != first:
@@ -26,6 +27,14 @@ def home(arrays: dict[str, Any]) -> tuple[str, str | None]:
     if first[0] not in (DLPACK_CPU, DLPACK_CUDA):
         raise TypeError(f"arrays must be on the cpu or on cuda, got DLPack device {first}")
     return ("cuda" if first[0] == DLPACK_CUDA else "cpu"), None
+
+
+def _place(array: Any) -> tuple[int, int]:
+    """DLPack's kind and number of the device that holds an array."""
+    if hasattr(array, "__dlpack_device__"):
+        kind, number = array.__dlpack_device__()
+        return int(kind), int(number)
+    return DLPACK_CUDA, _seen(array).get_device()
 
 
 def format_of(array: Any, name: str, dtype: str | None) -> str:
@@ -46,16 +55,18 @@ def _seen(array: Any) -> Any:
     """The array's memory as a NumPy array (CPU) or a torch tensor (CUDA)."""
     if isinstance(array, np.ndarray):  # a result that `empty` made
         return array
-    if int(array.__dlpack_device__()[0]) == DLPACK_CUDA:
+    if not hasattr(array, "__dlpack_device__") or int(array.__dlpack_device__()[0]) == DLPACK_CUDA:
         import torch
 
-        return array if isinstance(array, torch.Tensor) else torch.from_dlpack(array)
+        if isinstance(array, torch.Tensor):
+            return array
+        return torch.from_dlpack(array) if hasattr(array, "__dlpack__") else torch.as_tensor(array, device="cuda")
     # NOTE: NumPy's DLPack has no bfloat16 or float8; __array__ of JAX gives an ml_dtypes view of the same memory.
     return np.asarray(array) if hasattr(array, "__array__") else np.from_dlpack(array)
 
 
 def empty(shape: tuple[int, ...], format_name: str, like: Any) -> Any:
-    device, index = (int(part) for part in like.__dlpack_device__())
+    device, index = _place(like)
     if device == DLPACK_CPU:
         return np.empty(shape, storage_dtype(format_name))
     import torch
@@ -73,7 +84,12 @@ def returned(result: Any, like: Any) -> Any:
         import jax
 
         return jax.numpy.asarray(result) if isinstance(result, np.ndarray) else jax.numpy.from_dlpack(result)
-    return library.from_dlpack(result)
+    if library.__name__ == "numba":
+        from numba import cuda  # type: ignore[import-not-found]
+
+        return cuda.as_cuda_array(result)
+    # NOTE: a library that cannot take memory from others gets the torch tensor, which shows its memory in both ways.
+    return library.from_dlpack(result) if hasattr(library, "from_dlpack") else result
 
 
 def check_out(out: Any, shape: tuple[int, ...], format_name: str, name: str, operands: dict[str, Any]) -> None:
