@@ -1,6 +1,8 @@
 // Packing the weight of a correlation for its micro-kernel.
 #include <type_traits>
+#include <vector>
 
+#include "dense_prefetch.h"
 #include "dense_run.h"
 #include "threads.h"
 
@@ -28,25 +30,41 @@ struct Panel {
   }
 
   void pack_by_strides() const {
-    Matrix matrix{nullptr, result_stride, channel_stride, run.plan.panel, 0, results, 0, 0};
-    // Few summed channels through all taps: the taps of a channel are neighbours in memory.
-    constexpr int64_t few = 16;
+    std::vector<int64_t> taps;
+    for (int td : phase.axis[0]->taps)
+      for (int th : phase.axis[1]->taps)
+        for (int tw : phase.axis[2]->taps) taps.push_back(tap_at(td, th, tw));
+    // Few summed channels through all taps, which may be neighbours in memory; more where the channels are.
+    const int64_t size = size_of(run.plan.problem.dtype), few = channel_stride == size ? 128 / size : 16;
+    auto part = [&](int64_t c, size_t tap) {
+      return Matrix{data + c * channel_stride + taps[tap], result_stride, channel_stride, run.plan.panel, 0, results,
+                    std::clamp(channels - c, int64_t(0), few), std::min(few, pad - c)};
+    };
     for (int64_t c = 0; c < pad; c += few) {
       T* to = dst + c / Packed<T>::pair * pair_step;
-      matrix.channels = std::clamp(channels - c, int64_t(0), few);
-      matrix.channels_padded = std::min(few, pad - c);
-      for (int td : phase.axis[0]->taps)
-        for (int th : phase.axis[1]->taps)
-          for (int tw : phase.axis[2]->taps) {
-            matrix.data = data + c * channel_stride + tap_at(td, th, tw);
-            if (run.plan.pixels_are_rows) {
-              packer(matrix, Arrange::channel_pairs, to, pair_step);
-            } else {
-              packer(matrix, Arrange::by_position, to, result_step);
-            }
-            to += tap_step;
-          }
+      for (size_t tap = 0; tap < taps.size(); ++tap, to += tap_step) {
+        if (tap + 1 < taps.size()) {
+          fetch(part(c, tap + 1), size);
+        } else if (c + few < pad) {
+          fetch(part(c + few, 0), size);
+        }
+        if (run.plan.pixels_are_rows) {
+          packer(part(c, tap), Arrange::channel_pairs, to, pair_step);
+        } else {
+          packer(part(c, tap), Arrange::by_position, to, result_step);
+        }
+      }
     }
+  }
+
+  // Brings what will be packed next into the cache: its lines lie too far apart for the processor to guess them.
+  static void fetch(const Matrix& next, int64_t size) {
+    const bool by_results = next.channel_stride == size;
+    if (!by_results && next.position_stride != size) return;
+    const int64_t lines = by_results ? next.last : next.channels, bytes = (by_results ? next.channels : next.last) * size;
+    const char* line = next.data;
+    for (int64_t i = 0; i < lines; ++i, line += by_results ? next.position_stride : next.channel_stride)
+      for (int64_t at = 0; at < bytes; at += 64) fetch_to_read(line + at);
   }
 
   // The taps of a channel, and the channels of the inner axis, follow each other without a gap (OIDHW): every line is
