@@ -12,7 +12,7 @@ namespace {
 // The part of L2 that a packed box may take: a third of the smallest L2 this was tuned for (1 MiB, Zen 4), because the
 // next tile's pixels arrive while this one is multiplied.
 // NOTE: a constant, not the machine's cache size: it decides the order of sums, which must not differ by machine.
-constexpr int64_t box_budget = 320 << 10;
+constexpr int64_t box_budget = 352 << 10;
 constexpr int64_t sums_budget = 512 << 10;
 constexpr int64_t tasks_wanted = 16;  // enough to share among a few threads
 

@@ -10,7 +10,7 @@ namespace convgrad {
 namespace {
 
 // Shares of L2 for the box and for dy. NOTE: constants, see dense_blocking.cpp.
-constexpr int64_t box_budget = 224 << 10, dy_budget = 256 << 10;
+constexpr int64_t box_budget = 400 << 10, dy_budget = 320 << 10;
 constexpr int64_t tasks_wanted = 16;
 constexpr int64_t partial_budget = 64 << 20;
 
@@ -162,7 +162,7 @@ class Search {
 double WeightGradient::choose_blocking(int64_t element_bytes, int64_t limit, int64_t& minimum) {
   const Geometry& geo = problem.geo;
   const Search search(*this, element_bytes, limit);
-  const std::vector<int64_t> ins = channel_blocks(geo.group_in(), 1, 48);
+  const std::vector<int64_t> ins = channel_blocks(geo.group_in(), 1, 24);
   const std::vector<int64_t> outs = channel_blocks(geo.group_out(), gemm->cols, 64);
   double best = -1;
   Choice chosen;
