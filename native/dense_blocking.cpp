@@ -173,8 +173,10 @@ class Search {
     const double d = double(choice.tile[0]), h = double(choice.tile[1]), w = double(choice.tile[2]);
     const double positions = double(choice.box.positions()), repeats = double(ceil_div(choice.panels, choice.share));
     const int64_t half = gemm_.run_half ? gemm_.cols / 2 : gemm_.cols;
+    // Of few rows, every step waits for the step before it.
+    const double least_rows = gemm_.latency_cycles * gemm_.flops_cycle / (2.0 * gemm_.cols);
     const double columns = choice.rows ? double(round_up(c_.results, half))
-                                       : double(choice.panel * choice.panels) + 0.7 * double(choice.panels);
+                                       : double(choice.panels) * (std::max(double(choice.panel), least_rows) + 0.7);
     const double pixels = d * std::min(strip_cost(choice, joined(choice)), h * strip_cost(choice, choice.tile[2]));
 
     double tile = pixels * columns * double(c_.padded(c_.reduced)) * taps * 2.0 / gemm_.flops_cycle;

@@ -54,6 +54,7 @@ struct Gemm {
   void (*leave)();
   int parts = 1;                      // bf16 values that an operand is the sum of
   int near_k = 0;                     // with so many k the operands of a call fit in L1 (0: it does not matter)
+  double latency_cycles = 0;          // of one k when its sums wait for those of the last one, for the cost model
 };
 
 // For the length of a task the thread is ready to run the kernel (tile registers are configured, and given back).
