@@ -16,14 +16,6 @@ CONVGRAD_INLINE void put_pixels(char* to, VecF v, int64_t left, bool stream) {
     store_part<E>(to, v, int(left));
     return;
   }
-#if CONVGRAD_VECTOR_BYTES == 64
-  if (E::bytes == 2 && stream) {
-    alignas(32) char part[32];
-    E::store(part, v);
-    _mm256_stream_si256((__m256i*)to, _mm256_load_si256((const __m256i*)part));
-    return;
-  }
-#endif
   put<E>(to, v, stream);
 }
 
