@@ -61,9 +61,10 @@ struct DirectWeightGrad {
   const Geometry* geo;
   const char *x, *dy;                     // pixel 0 of the image's channel 0
   const int64_t *x_stride, *dy_stride;
+  int64_t first_unit, unit_count;
   int64_t z, first, rows, first_pixel, pixels;
   bool bias;                              // sums of dy too
-  float* sums;                            // [unit][tap, then bias][place]
+  float* sums;                            // [unit][tap, then bias][place]; groups: [unit][output channel][tap][lane]
 };
 
 // The units of a problem that these kernels serve, whatever its arrays' strides; false: the problem is not theirs.
@@ -72,7 +73,7 @@ bool direct_units(const Problem& problem, DirectUnits& units);
 bool bf16_pairs(const Problem& problem);
 // The distance of taps along y that the correlation of a problem takes in pairs, or 0.
 int64_t direct_pair(const Problem& problem);
-// The units of a correlation with few channels per group; false: not served.
+// The units of a problem with few channels per group; false: not served. The lanes of a weight gradient are inputs.
 bool group_units(const Problem& problem, DirectUnits& units);
 // Whether the channels of both tensors of a run lie together.
 bool direct_fits(const DirectUnits& units, const Tensor& a, const Tensor& b);
@@ -90,9 +91,11 @@ CONVGRAD_PER_ISA(void correlate_direct(const DirectRows& job);
 namespace avx512_bf16 {
 void correlate_direct(const DirectRows& job);
 void correlate_groups(const DirectRows& job);
+void weight_grad_groups(const DirectWeightGrad& job);
 }
 namespace avx512 {
 void correlate_groups(const DirectRows& job);
+void weight_grad_groups(const DirectWeightGrad& job);
 }
 
 }  // namespace convgrad

@@ -31,6 +31,7 @@ GROUPED = [
     "n2 c64 k64 i8x8 w3x3 p1x1 g16", "n2 c6 k12 i8x9 w3x3 s2x2 p1x1 g3", "n2 c96 k96 i8x9 w3x3 s3x3 p1x1 d2x2 g32",
     "n2 c40 k80 i30 w7 s3 p3 d2 g8", "n1 c128 k64 i8x9 w3x3 p1x1 g8", "n2 c96 k48 i4x5x6 w3x3x3 s2x1x2 p1x1x1 g12",
     "n1 c72 k36 i12x5 w1x1 g12", "n2 c160 k160 i5x5 w3x3 p1x1 g10",
+    "n2 c64 k64 i9x17 w3x5 p1x2 g8", "n1 c64 k96 i30 w7 s3 p3 d2 g2", "n2 c64 k128 i9x8 w3x3 s2x2 p1x1 g4",
 ]
 FEW = [
     "n2 c3 k20 i9x11 w3x3 p1x1", "n2 c1 k33 i9x11 w3x3 s2x2 p1x1", "n1 c4 k16 i6x7x8 w3x2x3 s1x2x2 p1x1x1",
