@@ -238,16 +238,26 @@ class TileTask {
       rows_.push_back(landing_taps(phase, 1, row, 1));
       row_cost += cost(length[2], rows_.back(), all_w);
     }
-    // Columns where the set of taps changes.
+    // Columns where the set of taps changes: where a tap begins or ceases to land.
     segments_.clear();
     double segment_cost = 0;
     if (!all_w.whole) {
-      for (int64_t column = 0; column < length[2]; ++column) {
+      changes_.assign({0, length[2]});
+      for (int tap : phase.axis[2]->taps) {
+        const Range lands = landing(origin_[2], length[2], plan_.taps[2].step, plan_.taps[2].offset[size_t(tap)],
+                                    plan_.source_size[2]);
+        changes_.push_back(lands.first);
+        changes_.push_back(lands.last);
+      }
+      std::sort(changes_.begin(), changes_.end());
+      for (size_t i = 0; i + 1 < changes_.size(); ++i) {
+        const int64_t column = changes_[i], count = changes_[i + 1] - column;
+        if (count == 0) continue;
         const TapRange taps = landing_taps(phase, 2, column, 1);
         if (!segments_.empty() && segments_.back().taps == taps) {
-          ++segments_.back().count;
+          segments_.back().count += count;
         } else {
-          segments_.push_back({column, 1, taps});
+          segments_.push_back({column, count, taps});
         }
       }
       for (const TapRange& row : rows_)
@@ -390,6 +400,7 @@ class TileTask {
   std::vector<Strip> strips_;
   std::vector<TapRange> rows_;
   std::vector<Segment> segments_;
+  std::vector<int64_t> changes_;
   bool lands_[64];
 };
 
