@@ -81,6 +81,8 @@ struct GemmKernels {
   void (*transpose32)(const uint32_t* src, int64_t src_pitch, int64_t rows, int64_t cols, uint32_t* dst,
                       int64_t dst_pitch);
   void (*interleave16)(const uint16_t* even, const uint16_t* odd, int64_t n, uint16_t* dst);
+  // dst[i] = the upper half of src[i], then the lower half of src[i + distance]
+  void (*shift_pairs)(const uint32_t* src, int64_t n, int64_t distance, uint32_t* dst);
   void (*round_to_bf16)(const float* src, int64_t n, uint16_t* dst);  // nearest, ties to even
   // The bf16 parts of lines of n floats, `line_stride` bytes apart (any alignment): part p of a line goes to
   // dst + line*pitch + p*plane. Their sum is the float, exactly, but for parts that would be subnormal.
