@@ -50,6 +50,10 @@ BoxLayout::BoxLayout(AxisLayout d, AxisLayout h, AxisLayout w, int64_t pitch_mul
 
 Range landing(int64_t o0, int64_t length, int64_t step, int64_t offset, int64_t size) {
   const int64_t start = o0 * step + offset;
+  if (step == 1) {  // without a division
+    const int64_t first = std::clamp(-start, int64_t(0), length);
+    return {first, std::clamp(size - start, first, length)};
+  }
   const int64_t first = std::clamp(-floor_div(start, step), int64_t(0), length);
   const int64_t last = std::clamp(floor_div(size - 1 - start, step) + 1, first, length);
   return {first, last};

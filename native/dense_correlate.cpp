@@ -154,6 +154,7 @@ class TileTask {
       for (const Strip& strip : strips_) {
         Sum* sums = sums_;
         if (plan_.channel_blocks > 1) sums += tile_sums_ * (1 + sums_before++);
+        if (last_block) fetch_result(phase, panel, strip, length);
         multiply(weight, panel, strip, block, careful, sums, phase, length);
         prefetch_.some();
         if (last_block) clean &= store(phase, panel, strip, length, sums) || careful || tap_lists_[strip.taps].whole;
@@ -242,22 +243,22 @@ class TileTask {
     segments_.clear();
     double segment_cost = 0;
     if (!all_w.whole) {
-      changes_.assign({0, length[2]});
+      edges_.assign(1, 0);
       for (int tap : phase.axis[2]->taps) {
-        const Range lands = landing(origin_[2], length[2], plan_.taps[2].step, plan_.taps[2].offset[size_t(tap)],
-                                    plan_.source_size[2]);
-        changes_.push_back(lands.first);
-        changes_.push_back(lands.last);
+        const Range pixels = landing(origin_[2], length[2], plan_.taps[2].step, plan_.taps[2].offset[size_t(tap)],
+                                     plan_.source_size[2]);
+        edges_.push_back(pixels.first);
+        edges_.push_back(pixels.last);
       }
-      std::sort(changes_.begin(), changes_.end());
-      for (size_t i = 0; i + 1 < changes_.size(); ++i) {
-        const int64_t column = changes_[i], count = changes_[i + 1] - column;
-        if (count == 0) continue;
-        const TapRange taps = landing_taps(phase, 2, column, 1);
+      std::sort(edges_.begin(), edges_.end());
+      edges_.push_back(length[2]);
+      for (size_t i = 0; i + 1 < edges_.size(); ++i) {
+        if (edges_[i] == edges_[i + 1]) continue;
+        const TapRange taps = landing_taps(phase, 2, edges_[i], edges_[i + 1] - edges_[i]);
         if (!segments_.empty() && segments_.back().taps == taps) {
-          segments_.back().count += count;
+          segments_.back().count += edges_[i + 1] - edges_[i];
         } else {
-          segments_.push_back({column, count, taps});
+          segments_.push_back({edges_[i], edges_[i + 1] - edges_[i], taps});
         }
       }
       for (const TapRange& row : rows_)
@@ -356,32 +357,61 @@ class TileTask {
     }
   }
 
-  // Writes the pixels of a strip; false if one of them is NaN.
-  bool store(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3], const Sum* sums) {
+  // Calls body(first pixel of the strip, pixels, where the first one's result lies) for every row that the strip meets.
+  template <typename Body>
+  void each_row(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3], Body&& body) const {
     const Tensor& result = run_.result;
     const int64_t channel = group_ * plan_.results + panel * plan_.panel;
-    const int64_t channels = std::min(plan_.panel, plan_.results - panel * plan_.panel);
     const AxisPhase &pd = *phase.axis[0], &ph = *phase.axis[1], &pw = *phase.axis[2];
     char* plane = result.data + image_ * result.stride[axis_n] + channel * result.stride[axis_c] +
                   (pd.first + (origin_[0] + strip.depth) * pd.stride) * result.stride[axis_d];
-    const int64_t pixel_stride = pw.stride * result.stride[axis_w], ldc = plan_.gemm->cols;
     const int64_t start = strip.position - strip.depth * plan_.box.height * plan_.box.pitch, last = start + strip.count;
-    bool clean = true;
     for (int64_t at = start; at < last;) {
       const int64_t row = at / plan_.box.pitch, column = at % plan_.box.pitch;
       const int64_t next = std::min(last, (row + 1) * plan_.box.pitch);
       const int64_t count = std::min(next - at, length[2] - column), from = at - start;
       at = next;
       if (count <= 0) continue;
-      char* dst = plane + (ph.first + (origin_[1] + row) * ph.stride) * result.stride[axis_h] +
-                  (pw.first + (origin_[2] + column) * pw.stride) * result.stride[axis_w];
-      if (plan_.pixels_are_rows) {
-        clean &= run_.store(sums + from * ldc, ldc, count, channels, dst, pixel_stride, result.stride[axis_c]);
-      } else {
-        clean &= run_.store(sums + from, ldc, channels, count, dst, result.stride[axis_c], pixel_stride);
-      }
+      body(from, count,
+           plane + (ph.first + (origin_[1] + row) * ph.stride) * result.stride[axis_h] +
+               (pw.first + (origin_[2] + column) * pw.stride) * result.stride[axis_w]);
     }
+  }
+
+  // Writes the pixels of a strip; false if one of them is NaN.
+  bool store(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3], const Sum* sums) {
+    const int64_t channels = std::min(plan_.panel, plan_.results - panel * plan_.panel), ldc = plan_.gemm->cols;
+    const int64_t channel_stride = run_.result.stride[axis_c];
+    const int64_t pixel_stride = phase.axis[2]->stride * run_.result.stride[axis_w];
+    bool clean = true;
+    each_row(phase, panel, strip, length, [&](int64_t from, int64_t count, char* dst) {
+      if (plan_.pixels_are_rows) {
+        clean &= run_.store(sums + from * ldc, ldc, count, channels, dst, pixel_stride, channel_stride);
+      } else {
+        clean &= run_.store(sums + from, ldc, channels, count, dst, channel_stride, pixel_stride);
+      }
+    });
     return clean;
+  }
+
+  // Where a strip's results will be stored comes into the cache while they are being computed.
+  void fetch_result(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3]) const {
+    const int64_t channels = std::min(plan_.panel, plan_.results - panel * plan_.panel);
+    const int64_t channel_stride = run_.result.stride[axis_c], size = size_of(plan_.problem.out_dtype);
+    const int64_t pixel_stride = phase.axis[2]->stride * run_.result.stride[axis_w];
+    each_row(phase, panel, strip, length, [&](int64_t, int64_t count, char* dst) {
+      if (channel_stride == size) {
+        fetch_lines(dst, count, pixel_stride, channels * size);
+      } else if (pixel_stride > 0 && pixel_stride <= 64) {
+        fetch_lines(dst, channels, channel_stride, count * pixel_stride);
+      }
+    });
+  }
+  static void fetch_lines(const char* at, int64_t lines, int64_t stride, int64_t bytes) {
+    for (int64_t line = 0; line < lines; ++line, at += stride) {
+      for (int64_t byte = 0; byte < bytes; byte += 64) fetch_to_write(at + byte);
+      fetch_to_write(at + bytes - 1);  // of a line that does not start with a cache line
+    }
   }
 
   const Run<T>& run_;
@@ -399,8 +429,8 @@ class TileTask {
   std::vector<TapList> tap_lists_;
   std::vector<Strip> strips_;
   std::vector<TapRange> rows_;
+  std::vector<int64_t> edges_;
   std::vector<Segment> segments_;
-  std::vector<int64_t> changes_;
   bool lands_[64];
 };
 

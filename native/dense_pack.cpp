@@ -129,10 +129,43 @@ void Packer<T>::pack_pairs(const Lines& lines, T* dst, int64_t pitch) const {
   }
 }
 
+// Lines of elements that need no conversion are transposed by 32-bit words straight from where they lie.
+template <typename T>
+bool Packer<T>::words_lie_dense(const Lines& lines) const {
+  constexpr int64_t size = sizeof(T);
+  return size <= 4 && stored_as_packed() && lines.step == size && lines.line_stride % 4 == 0 &&
+         reinterpret_cast<uintptr_t>(lines.data + lines.first * lines.step) % 4 == 0 && lines.first % (4 / size) == 0 &&
+         lines.last % (4 / size) == 0;
+}
+
+// The words of the valid elements to dst[word*pitch + line], zeros elsewhere; pitches and lengths in words.
+template <typename T>
+void Packer<T>::transpose_words(const Lines& lines, uint32_t* dst, int64_t pitch) const {
+  constexpr int64_t words = 4 / int64_t(sizeof(T) < 4 ? sizeof(T) : 4);  // elements of a word
+  const int64_t first = lines.first / words, last = lines.last / words, length = (lines.length + words - 1) / words;
+  const bool any = lines.line_first < lines.line_last && first < last;
+  for (int64_t i = 0; i < length; ++i) {
+    uint32_t* to = dst + i * pitch;
+    if (!any || i < first || i >= last) {
+      fill_zero(to, lines.lines);
+    } else {
+      fill_zero(to, lines.line_first);
+      fill_zero(to + lines.line_last, lines.lines - lines.line_last);
+    }
+  }
+  if (!any) return;
+  const char* src = lines.data + lines.line_first * lines.line_stride + first * 4;
+  isa_.gemm->transpose32(reinterpret_cast<const uint32_t*>(src), lines.line_stride / 4,
+                         lines.line_last - lines.line_first, last - first, dst + first * pitch + lines.line_first,
+                         pitch);
+}
+
 // dst[i*pitch + line]
 template <typename T>
 void Packer<T>::pack_transposed(const Lines& lines, T* dst, int64_t pitch) const {
   if constexpr (Packed<T>::pair == 1) {
+    if constexpr (std::is_same_v<T, float>)
+      if (words_lie_dense(lines)) return transpose_words(lines, reinterpret_cast<uint32_t*>(dst), pitch);
     alignas(64) T block[block_lines][block_length];
     for (int64_t line = 0; line < lines.lines; line += block_lines)
       for (int64_t i = 0; i < lines.length; i += block_length) {
@@ -180,6 +213,7 @@ void Packer<T>::pack_pairs_transposed(const Lines& lines, T* dst, int64_t pitch)
   if constexpr (Packed<T>::pair == 1) {
     pack_transposed(lines, dst, pitch);
   } else {
+    if (words_lie_dense(lines)) return transpose_words(lines, reinterpret_cast<uint32_t*>(dst), pitch / 2);
     alignas(64) T block[most_parts<T>][block_lines][block_length];
     for (int64_t line = 0; line < lines.lines; line += block_lines)
       for (int64_t i = 0; i < lines.length; i += block_length) {

@@ -86,6 +86,8 @@ class Packer {
             int64_t plane) const;
   void read_block(const Lines& lines, int64_t line, int64_t count, int64_t from, int64_t n, T* dst, int64_t pitch,
                   int64_t plane) const;
+  bool words_lie_dense(const Lines& lines) const;
+  void transpose_words(const Lines& lines, uint32_t* dst, int64_t pitch) const;
   void pack_same(const Lines& lines, T* dst, int64_t pitch) const;
   void pack_pairs(const Lines& lines, T* dst, int64_t pitch) const;
   void pack_transposed(const Lines& lines, T* dst, int64_t pitch) const;

@@ -50,7 +50,7 @@ def call_key(function: str, arrays: dict[str, Any], parameters: tuple[Any, ...],
     """The array kind, and a key that determines everything but the data."""
     kind = kind_of(arrays, names)
     signature = tuple([(array.shape, array.dtype) for array in arrays.values()])
-    return kind, (function, kind.home(arrays), signature, _exact(parameters), _exact(options))
+    return kind, (function, kind, kind.home(arrays), signature, _exact(parameters), _exact(options))
 
 
 def _exact(value: Any) -> Any:
