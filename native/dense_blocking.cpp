@@ -14,6 +14,7 @@ namespace {
 // NOTE: a constant, not the machine's cache size: it decides the order of sums, which must not differ by machine.
 constexpr int64_t box_budget = 352 << 10;
 constexpr int64_t sums_budget = 512 << 10;
+constexpr int64_t panel_budget = 256 << 10;  // of a panel of the weight, where products are so fast that L2 must feed them
 constexpr int64_t tasks_wanted = 16;  // enough to share among a few threads
 
 // Cycles per element, measured on Zen 4: copying lines, transposing them, storing along a line, storing scattered.
@@ -119,6 +120,7 @@ class Search {
     from_last_ = std::abs(from[axis_c]) < std::abs(from[axis_w]);
     to_last_ = std::abs(to[axis_c]) < std::abs(to[axis_w]);
     neighbours_ = forward || geo_.stride[2] == 1;  // pixels of one phase lie side by side
+    for (const Phase& phase : c_.phases) most_taps_ = std::max(most_taps_, phase.tap_count);
   }
 
   int64_t tile_sums() const { return int64_t(gemm_.max_rows) * gemm_.cols * (bytes_ == 8 ? 8 : 4); }
@@ -139,7 +141,9 @@ class Search {
     // As many summed channels as the budget of the box allows, in even blocks.
     const int64_t positions = choice.box.positions(), all = c_.padded(c_.reduced);
     const int64_t multiple = std::max<int64_t>(gemm_.k_multiple, 16);
-    const int64_t fitting = std::min(all, box_budget / (positions * bytes_ * gemm_.parts) / multiple * multiple);
+    int64_t fitting = std::min(all, box_budget / (positions * bytes_ * gemm_.parts) / multiple * multiple);
+    if (gemm_.near_k > 0)  // every strip reads the whole panel
+      fitting = std::min(fitting, panel_budget / (most_taps_ * gemm_.cols * bytes_ * gemm_.parts) / multiple * multiple);
     choice.count = ceil_div(c_.reduced, std::max(fitting, std::min(all, multiple)));
     choice.block = std::min(all, round_up(ceil_div(c_.reduced, choice.count), multiple));
     choice.count = ceil_div(c_.reduced, choice.block);
@@ -202,7 +206,7 @@ class Search {
   const Correlation& c_;
   const Geometry& geo_;
   const Gemm& gemm_;
-  int64_t bytes_, phases_;
+  int64_t bytes_, phases_, most_taps_ = 1;
   bool from_last_, to_last_, neighbours_;
 };
 

@@ -156,7 +156,7 @@ class TileTask {
         if (plan_.channel_blocks > 1) sums += tile_sums_ * (1 + sums_before++);
         if (last_block) fetch_result(phase, panel, strip, length);
         multiply(weight, panel, strip, block, careful, sums, phase, length);
-        prefetch_.some();
+        if (plan_.gemm->near_k == 0) prefetch_.some();
         if (last_block) clean &= store(phase, panel, strip, length, sums) || careful || tap_lists_[strip.taps].whole;
       }
     }
@@ -207,7 +207,7 @@ class TileTask {
           const int64_t position =
               plan_.box.tap_position(taps_d[size_t(td)], taps_h[size_t(th)], taps_w[size_t(tw)]);
           list.box_offset.push_back(position * box_step * int64_t(sizeof(T)));
-          list.weight_offset.push_back(index * run_.weight_pad(pad) * plan_.panel * int64_t(sizeof(T)));
+          list.weight_offset.push_back(index * run_.tap_step(pad) * int64_t(sizeof(T)));
         }
     tap_lists_.push_back(std::move(list));
     return tap_lists_.size() - 1;
@@ -239,7 +239,7 @@ class TileTask {
       rows_.push_back(landing_taps(phase, 1, row, 1));
       row_cost += cost(length[2], rows_.back(), all_w);
     }
-    // Columns where the set of taps changes.
+    // Columns where the set of taps changes: where a tap begins or ceases to land.
     segments_.clear();
     double segment_cost = 0;
     if (!all_w.whole) {
@@ -299,6 +299,7 @@ class TileTask {
       call.rows = int(strip.count);
       call.a_plane = plan_.box_plane;
       call.b_plane = plan_.weight_plane;
+      if (plan_.taps_inside()) call.b_step = phase.tap_count * run_.tap_step(pad) * int64_t(sizeof(T));
     } else {
       call.a = reinterpret_cast<const char*>(weight);
       call.lda = run_.weight_pad(pad) * int64_t(sizeof(T));
@@ -317,6 +318,11 @@ class TileTask {
     call.k = pad;
     call.accumulate = block > 0;
     call.batch = int64_t(taps.box_offset.size());
+    const char* lines[Prefetch::most_taken];
+    if (gemm.near_k > 0) {
+      call.fetch = lines;
+      call.fetch_count = prefetch_.take(lines);
+    }
     if (!careful) return kernel(call);
     multiply_carefully(call, kernel, strip, block, sums, phase, length);
   }

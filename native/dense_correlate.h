@@ -53,6 +53,8 @@ struct Correlation {
   Correlation(const Problem& problem, const Gemm* gemm);
   Correlation(const Correlation&) = delete;  // phases point into axis_phases
   int64_t tasks() const { return problem.geo.N * problem.geo.G * blocks * tiles[0] * tiles[1] * tiles[2]; }
+  // Tiles read the weight of all taps for a few summed channels at a time: so it is packed.
+  bool taps_inside() const { return pixels_are_rows && gemm->near_k > 0; }
   int64_t padded(int64_t channels) const { return round_up(channels, gemm->k_multiple); }
 
   // Chooses orientation, tiles and blocks; returns the estimated cycles of one core, negative if `limit` bytes of

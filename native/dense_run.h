@@ -45,6 +45,10 @@ struct Run {
     return std::min(plan.channel_block, plan.reduced - block * plan.channel_block);
   }
   int64_t block_pad(int64_t block) const { return plan.padded(block_channels(block)); }
+  // Elements between two taps of the packed weight.
+  int64_t tap_step(int64_t pad) const {
+    return (plan.taps_inside() ? plan.gemm->k_multiple : weight_pad(pad)) * plan.panel;
+  }
   // Summed channels, as the packed weight spaces them: its rows are read at the same time where pixels are columns.
   int64_t weight_pad(int64_t pad) const { return plan.pixels_are_rows ? pad : row_pitch(pad, sizeof(T)); }
 };
