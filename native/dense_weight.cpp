@@ -148,7 +148,11 @@ class SliceTask {
   // the tap does not land: then zeros meet zeros only.
   void sum_all(bool careful) {
     const int64_t columns = round_up(plan_.out_block, plan_.gemm->cols);
-    std::memset(static_cast<void*>(sums_), 0, size_t(geo_.taps() * plan_.in_block * columns) * sizeof(Sum));
+    // The first chunk starts the sums, unless it adds to them in several pieces. Partial sums are not in the cache yet:
+    // clearing them brings them in more evenly than the kernel would.
+    const bool cleared = careful || plan_.gemm->near_k > 0 || plan_.slices > 1;
+    if (cleared)
+      std::memset(static_cast<void*>(sums_), 0, size_t(geo_.taps() * plan_.in_block * columns) * sizeof(Sum));
     const int64_t first = plan_.chunks * slice_ / plan_.slices, last = plan_.chunks * (slice_ + 1) / plan_.slices;
     for (int64_t chunk = first; chunk < last; ++chunk) {
       if (chunk + 1 < last) {
@@ -162,6 +166,7 @@ class SliceTask {
         place_task(task);
       }
       place_chunk(chunk);
+      starts_ = chunk == first && !cleared;
       if (!careful) {
         pack_and_multiply(plan_.box, plan_.joined_rows, nullptr);
         if (plan_.gemm->parts > 1 && !suffices()) return;
@@ -342,7 +347,7 @@ class SliceTask {
     call.lda = box_pitch_ * int64_t(sizeof(T));
     call.ldb = gemm.cols * pair * int64_t(sizeof(T));
     call.ldc = columns;
-    call.accumulate = true;
+    call.accumulate = !starts_;
     call.a_plane = plan_.box_plane();
     call.b_plane = plan_.dy_plane();
     // Row by row, a tap needs only the columns for which it lands.
@@ -385,12 +390,17 @@ class SliceTask {
                   if (only && (td != (*only)[0] || th != (*only)[1] || tw != (*only)[2])) continue;
                   const Range& lands = columns_[size_t(tw)];
                   const Range range = {std::max(lands.first, from), std::min(lands.last, from + step)};
-                  if (range.empty() || call.batch == 0) continue;
+                  Sum* sums = sums_ + (tap * plan_.in_block + m) * columns + n;
+                  if (range.empty() || call.batch == 0) {
+                    for (int64_t row = 0; starts_ && row < call.rows; ++row)
+                      std::fill_n(sums + row * columns, gemm.cols, Sum(0));
+                    continue;
+                  }
                   const int64_t at = only ? 0 : box.tap_position(td, th, tw);
                   call.a = reinterpret_cast<const char*>(box_ + m * box_pitch_ + at + range.first);
                   call.b = panel + range.first * gemm.cols * int64_t(sizeof(T));
                   call.k = range.last - range.first;
-                  call.c = reinterpret_cast<char*>(sums_ + (tap * plan_.in_block + m) * columns + n);
+                  call.c = reinterpret_cast<char*>(sums);
                   if (near) call.next_c = call.c + plan_.in_block * columns * int64_t(sizeof(Sum));
                   kernel(call);
                   call.far = !near;
@@ -427,6 +437,7 @@ class SliceTask {
   int64_t origin_[3], length_[3], first_image_ = 0, images_ = 1, box_pitch_ = 0;
   T *box_, *dy_;
   Sum* sums_;
+  bool starts_ = false;  // the chunk in place is the first to give sums
   struct Rows {
     std::vector<int64_t> a_offset, b_offset, place;  // place: number of the row in the chunk
   };
