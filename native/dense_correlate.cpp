@@ -37,6 +37,7 @@ class TileTask {
     char* memory = run.slots + slot * plan_.slot_bytes;
     own_box_ = reinterpret_cast<T*>(memory);
     sums_ = reinterpret_cast<Sum*>(memory + plan_.box_bytes);
+    own_weight_ = reinterpret_cast<T*>(memory + plan_.box_bytes + plan_.sums_bytes);
     tile_sums_ = plan_.gemm->max_rows * plan_.gemm->cols;
   }
 
@@ -150,7 +151,12 @@ class TileTask {
     const int64_t last_panel = std::min(plan_.panels, first_panel + plan_.panels_block);
     bool clean = true;
     for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-      const T* weight = run_.weight + run_.weight_at(group_, block, phase, panel);
+      const T* weight = own_weight_;
+      if (plan_.own_weight) {
+        pack_panel(run_, group_, block, phase, panel, own_weight_);
+      } else {
+        weight = run_.weight + run_.weight_at(group_, block, phase, panel);
+      }
       for (const Strip& strip : strips_) {
         Sum* sums = sums_;
         if (plan_.channel_blocks > 1) sums += tile_sums_ * (1 + sums_before++);
@@ -424,7 +430,7 @@ class TileTask {
   const Correlation& plan_;
   Packer<T> packer_;
   int64_t origin_[3], block_, group_, image_, next_, box_pitch_ = 0, tile_sums_;
-  T* own_box_;
+  T *own_box_, *own_weight_;
   const T* box_ = nullptr;  // own_box_, or the tensor itself
   Prefetch prefetch_;
   Sum* sums_;
@@ -453,7 +459,7 @@ bool run_correlation(const Correlation& plan, const Arguments& arguments) {
     write_zeros(run.result, extent, plan.problem.out_dtype, arguments.threads);
   }
   if (plan.phases.empty()) return true;
-  pack_weight(run);
+  if (!plan.own_weight) pack_weight(run);
   parallel_for(plan.tasks(), arguments.threads, [&](int64_t task, int slot) {
     if (run.outside.load(std::memory_order_relaxed)) return;
     const GemmScope scope(*plan.gemm);

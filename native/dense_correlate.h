@@ -47,6 +47,7 @@ struct Correlation {
   BoxLayout box;
   int64_t channel_block, channel_blocks, channel_pad;  // of the summed channels
   int64_t panel, panels, panels_block, blocks;         // of the result channels
+  bool own_weight = false;  // a panel is used by one task only, which packs it for itself: it never leaves the cache
   int64_t weight_bytes = 0, box_bytes = 0, sums_bytes = 0, slot_bytes = 0;  // none where no tap lands
   int64_t weight_plane = 0, box_plane = 0;  // bytes of one part of the packed weight, of the box
 

@@ -166,44 +166,53 @@ struct Panel {
 }  // namespace
 
 template <typename T>
-void pack_weight(const Run<T>& run) {
+Magnitudes pack_panel(const Run<T>& run, int64_t group, int64_t block, const Phase& phase, int64_t panel, T* dst) {
   const Correlation& plan = run.plan;
   const Geometry& geo = plan.problem.geo;
   const Tensor& w = run.arguments.w;
   const bool forward = plan.problem.wrt & wrt_output;
-  const int64_t phases = int64_t(plan.phases.size()), size = size_of(plan.problem.dtype), taps = geo.taps();
+  const int64_t size = size_of(plan.problem.dtype), taps = geo.taps();
   const bool dense = taps > 1 && taps <= 1024 && w.stride[axis_i] == taps * size &&
                      (geo.kernel[2] == 1 || w.stride[axis_w] == size) &&
                      (geo.kernel[1] == 1 || w.stride[axis_h] == geo.kernel[2] * size) &&
                      (geo.kernel[0] == 1 || w.stride[axis_d] == geo.kernel[1] * geo.kernel[2] * size);
-  const int64_t tasks = geo.G * plan.channel_blocks * phases * plan.panels;
+  const int64_t pad = run.block_pad(block), r0 = panel * plan.panel;
+  const Packer<T> packer = run.packer.with_plane(plan.weight_plane / int64_t(sizeof(T)));
+  Panel<T> to{run, packer, phase, r0, std::min(plan.panel, plan.results - r0), run.block_channels(block), pad, nullptr,
+              forward ? w.stride[axis_o] : w.stride[axis_i], forward ? w.stride[axis_i] : w.stride[axis_o], dst, 0, 0,
+              run.tap_step(pad)};
+  to.data = w.data + group * geo.group_out() * w.stride[axis_o] + block * plan.channel_block * to.channel_stride +
+            r0 * to.result_stride;
+  to.result_step = plan.pixels_are_rows ? Packed<T>::pair : run.weight_pad(pad);
+  to.pair_step = plan.pixels_are_rows ? plan.panel * Packed<T>::pair : Packed<T>::pair;
+  if (!dense) {
+    to.pack_by_strides();
+    return packer.met();
+  }
+  if (to.results < plan.panel || to.channels < pad) to.clear();
+  return to.pack_dense_taps(!forward);
+}
+
+template <typename T>
+void pack_weight(const Run<T>& run) {
+  const Correlation& plan = run.plan;
+  const int64_t phases = int64_t(plan.phases.size());
+  const int64_t tasks = plan.problem.geo.G * plan.channel_blocks * phases * plan.panels;
   parallel_for(tasks, run.arguments.threads, [&](int64_t task, int) {
     const int64_t panel = task % plan.panels, rest = task / plan.panels;
     const Phase& phase = plan.phases[size_t(rest % phases)];
     const int64_t block = rest / phases % plan.channel_blocks, group = rest / phases / plan.channel_blocks;
-    const int64_t pad = run.block_pad(block), r0 = panel * plan.panel;
-    const Packer<T> packer = run.packer.with_plane(plan.weight_plane / int64_t(sizeof(T)));
-    Panel<T> to{run, packer, phase, r0, std::min(plan.panel, plan.results - r0), run.block_channels(block), pad, nullptr,
-                forward ? w.stride[axis_o] : w.stride[axis_i], forward ? w.stride[axis_i] : w.stride[axis_o],
-                run.weight + run.weight_at(group, block, phase, panel), 0, 0, run.tap_step(pad)};
-    to.data = w.data + group * geo.group_out() * w.stride[axis_o] + block * plan.channel_block * to.channel_stride +
-              r0 * to.result_stride;
-    to.result_step = plan.pixels_are_rows ? Packed<T>::pair : run.weight_pad(pad);
-    to.pair_step = plan.pixels_are_rows ? plan.panel * Packed<T>::pair : Packed<T>::pair;
-    Magnitudes met;
-    if (dense) {
-      if (to.results < plan.panel || to.channels < pad) to.clear();
-      met = to.pack_dense_taps(!forward);
-    } else {
-      to.pack_by_strides();
-      met = packer.met();
-    }
+    const Magnitudes met =
+        pack_panel(run, group, block, phase, panel, run.weight + run.weight_at(group, block, phase, panel));
     if (plan.gemm->parts == 1) return;
     std::lock_guard lock(run.mutex);
     run.weight_met.merge(met);
   });
 }
 
+template Magnitudes pack_panel(const Run<float>&, int64_t, int64_t, const Phase&, int64_t, float*);
+template Magnitudes pack_panel(const Run<double>&, int64_t, int64_t, const Phase&, int64_t, double*);
+template Magnitudes pack_panel(const Run<Bf16>&, int64_t, int64_t, const Phase&, int64_t, Bf16*);
 template void pack_weight(const Run<float>&);
 template void pack_weight(const Run<double>&);
 template void pack_weight(const Run<Bf16>&);

@@ -56,5 +56,8 @@ struct Run {
 // Packs the whole weight, once per call: [group][channel block][phase][panel][tap][micro-kernel's layout].
 template <typename T>
 void pack_weight(const Run<T>& run);
+// Packs one panel of it; says what it met.
+template <typename T>
+Magnitudes pack_panel(const Run<T>& run, int64_t group, int64_t block, const Phase& phase, int64_t panel, T* dst);
 
 }  // namespace convgrad
