@@ -151,12 +151,11 @@ class TileTask {
     const int64_t last_panel = std::min(plan_.panels, first_panel + plan_.panels_block);
     bool clean = true;
     for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-      const T* weight = own_weight_;
-      if (plan_.own_weight) {
-        pack_panel(run_, group_, block, phase, panel, own_weight_);
-      } else {
-        weight = run_.weight + run_.weight_at(group_, block, phase, panel);
-      }
+      const int64_t own = plan_.own_panels ? (panel - first_panel) % plan_.own_panels : 0;
+      if (plan_.own_panels && own == 0)
+        pack_panels(run_, group_, block, phase, panel, std::min(plan_.own_panels, last_panel - panel), own_weight_);
+      const T* weight = plan_.own_panels ? own_weight_ + own * run_.panel_step(phase, block)
+                                         : run_.weight + run_.weight_at(group_, block, phase, panel);
       for (const Strip& strip : strips_) {
         Sum* sums = sums_;
         if (plan_.channel_blocks > 1) sums += tile_sums_ * (1 + sums_before++);
@@ -459,7 +458,7 @@ bool run_correlation(const Correlation& plan, const Arguments& arguments) {
     write_zeros(run.result, extent, plan.problem.out_dtype, arguments.threads);
   }
   if (plan.phases.empty()) return true;
-  if (!plan.own_weight) pack_weight(run);
+  if (!plan.own_panels) pack_weight(run);
   parallel_for(plan.tasks(), arguments.threads, [&](int64_t task, int slot) {
     if (run.outside.load(std::memory_order_relaxed)) return;
     const GemmScope scope(*plan.gemm);
