@@ -89,8 +89,10 @@ struct Panels {
   // The taps of a channel, and the channels of the inner axis, follow each other without a gap (OIDHW): every line is
   // read once, whole, and its elements are dealt out to the taps.
   Magnitudes pack_dense_taps(bool results_inside) const {
-    if constexpr (sizeof(T) < 8)
+    if constexpr (sizeof(T) < 8) {
       if (results_inside) return pack_dense_words();
+      if (result_step == pair) return pack_dense_results();
+    }
     const int64_t all_taps = run.plan.problem.geo.taps(), size = size_of(run.plan.problem.dtype);
     alignas(64) T line[most_parts * room];
     const Packer<T> reader = packer.with_plane(room);
@@ -150,6 +152,48 @@ struct Panels {
             } else {
               for (int64_t i = 0; i < count; ++i) std::memcpy(static_cast<void*>(to + i * result_step), line + i, 4);
             }
+          });
+        }
+      }
+    return reader.met();
+  }
+
+  // The same where the channels are inside and results become neighbours: sixteen lines are transposed by words.
+  Magnitudes pack_dense_results() const {
+    const int64_t all_taps = run.plan.problem.geo.taps(), size = size_of(run.plan.problem.dtype);
+    const GemmKernels& kernels = *run.plan.problem.isa->gemm;
+    constexpr int64_t rows = 16;
+    alignas(64) T line[most_parts * pair * room];
+    alignas(64) uint32_t words[most_parts][rows * room], turned[rows * room];
+    const Packer<T> reader = packer.with_plane(pair * room);
+    const int64_t some = std::max<int64_t>(1, 256 / all_taps) * pair;  // channels at once
+    for (int64_t j0 = 0; j0 < results; j0 += rows)
+      for (int64_t i0 = 0; i0 < channels; i0 += some) {
+        const int64_t count = std::min(rows, results - j0), inner = std::min(some, channels - i0);
+        const int64_t length = ceil_div(inner, pair) * all_taps;
+        for (int64_t j = 0; j < count; ++j) {
+          const char* from = data + (j0 + j) * result_stride + i0 * all_taps * size;
+          if (j0 + j + 1 < results) fetch_line(from + result_stride, inner * all_taps * size);
+          reader.line(from, inner * all_taps, line);
+          for (int part = 0; part < run.plan.gemm->parts; ++part) {
+            T* elements = line + part * pair * room;
+            uint32_t* row = words[part] + j * length;
+            std::fill(elements + inner * all_taps, elements + pair * length, T{});  // of a pair without a second channel
+            if constexpr (pair == 1) {
+              std::memcpy(row, elements, size_t(length) * 4);
+            } else {
+              for (int64_t at = 0; at < length; at += all_taps)
+                kernels.interleave16(&elements[2 * at].bits, &elements[2 * at + all_taps].bits, all_taps,
+                                     reinterpret_cast<uint16_t*>(row + at));
+            }
+          }
+        }
+        for (int part = 0; part < run.plan.gemm->parts; ++part) {
+          kernels.transpose32(words[part], length, count, length, turned, rows);
+          for_taps(dst + part * plane() + j0 * pair, [&](int64_t tap, T* to) {
+            const uint32_t* from = turned + tap * rows;
+            for (int64_t i = 0; i < inner; i += pair, from += all_taps * rows)
+              std::memcpy(static_cast<void*>(to + channel_at(i0 + i)), from, size_t(count) * 4);
           });
         }
       }
