@@ -50,14 +50,14 @@ class TileTask {
     const char* first_channel = view.data + group_ * plan_.reduced * view.channel_stride;
     bool clean = true;
     plan_prefetch();
-    const bool direct = reads_directly(view);
+    direct_ = reads_directly(view);
     for (int64_t block = 0; block < plan_.channel_blocks; ++block) {
       view.data = first_channel + block * plan_.channel_block * view.channel_stride;
       view.channels = run_.block_channels(block);
       view.channels_padded = run_.block_pad(block);
       box_pitch_ = plan_.pixels_are_rows ? row_pitch(view.channels_padded, sizeof(T))
                                          : plan_.box.positions() * Packed<T>::pair;
-      if (direct) {
+      if (direct_) {
         read_directly(view);
       } else {
         pack_box(packer_, view, plan_.box, origin_,
@@ -108,27 +108,43 @@ class TileTask {
     prefetch_.spread(ceil_div(pixels, most) * plan_.panels_block * plan_.channel_blocks * int64_t(plan_.phases.size()));
   }
 
-  // A kernel of one tap without padding and channels that lie as the micro-kernel reads them: no packing at all.
+  // Where no tap meets padding and channels lie as the micro-kernel reads them, there is no packing at all. Not where
+  // pixels lie so far apart that a strip of them would fall into a few sets of the first-level cache.
   bool reads_directly(const Source& view) const {
     const int64_t size = sizeof(T), pixel = view.stride[2] * plan_.taps[2].step;
-    if (!plan_.pixels_are_rows || plan_.tap_total != 1 || plan_.channel_blocks != 1) return false;
+    if (!plan_.pixels_are_rows || plan_.channel_blocks != 1 || plan_.phases.size() != 1) return false;
     if (!run_.packer.stored_as_packed() || view.channel_stride != size || pixel <= 0 || pixel % size) return false;
     if (plan_.reduced != plan_.padded(plan_.reduced) || reinterpret_cast<uintptr_t>(view.data) % size) return false;
+    if (plan_.tap_total > 1 && pixel % 2048 == 0) return false;
     for (int axis = 0; axis < 3; ++axis) {
-      if (plan_.taps[axis].offset.size() != 1) return false;  // taps that never land
-      const int64_t at = origin_[axis] * plan_.taps[axis].step + plan_.taps[axis].offset[0];
+      // All taps of the kernel must be there and land.
+      if (int64_t(plan_.phases[0].axis[axis]->taps.size()) != plan_.problem.geo.kernel[axis]) return false;
+      if (view.stride[axis] % size) return false;
       const int64_t length = std::min(plan_.tile[axis], plan_.extent[axis] - origin_[axis]);
-      if (at < 0 || at + (length - 1) * plan_.taps[axis].step >= plan_.source_size[axis]) return false;
+      for (int64_t offset : plan_.taps[axis].offset) {
+        const Range pixels = landing(origin_[axis], length, plan_.taps[axis].step, offset, plan_.source_size[axis]);
+        if (pixels.first != 0 || pixels.last != length) return false;
+      }
     }
-    return (plan_.tile[1] == 1 || view.stride[1] * plan_.taps[1].step == plan_.box.pitch * pixel) &&
-           (plan_.tile[0] == 1 || view.stride[0] * plan_.taps[0].step == plan_.box.height * plan_.box.pitch * pixel);
+    return true;
   }
   void read_directly(const Source& view) {
     box_pitch_ = view.stride[2] * plan_.taps[2].step / int64_t(sizeof(T));
     const char* at = view.data;
-    for (int axis = 0; axis < 3; ++axis)
-      at += (origin_[axis] * plan_.taps[axis].step + plan_.taps[axis].offset[0]) * view.stride[axis];
+    for (int axis = 0; axis < 3; ++axis) {
+      step_[axis] = plan_.taps[axis].step * view.stride[axis];
+      stride_[axis] = view.stride[axis];
+      at += origin_[axis] * step_[axis];
+    }
     box_ = reinterpret_cast<const T*>(at);
+  }
+  // Whether the rows of a tile follow each other as they do in a box.
+  bool rows_touch() const { return !direct_ || step_[1] == plan_.box.pitch * step_[2]; }
+  // Bytes from the start of the box (or of the tensor) to a strip.
+  int64_t strip_at(const Strip& strip) const {
+    if (!direct_) return strip.position * box_pitch_ * int64_t(sizeof(T));
+    const int64_t start = strip.position - strip.depth * plan_.box.height * plan_.box.pitch;
+    return strip.depth * step_[0] + start / plan_.box.pitch * step_[1] + start % plan_.box.pitch * step_[2];
   }
 
   // NOTE: the last strip of a box reads past its end; the sums are dropped, but must not be slow (subnormals).
@@ -211,7 +227,12 @@ class TileTask {
           const int64_t index = (td * int64_t(taps_h.size()) + th) * int64_t(taps_w.size()) + tw;
           const int64_t position =
               plan_.box.tap_position(taps_d[size_t(td)], taps_h[size_t(th)], taps_w[size_t(tw)]);
-          list.box_offset.push_back(position * box_step * int64_t(sizeof(T)));
+          int64_t offset = position * box_step * int64_t(sizeof(T));
+          if (direct_)
+            offset = plan_.taps[0].offset[size_t(taps_d[size_t(td)])] * stride_[0] +
+                     plan_.taps[1].offset[size_t(taps_h[size_t(th)])] * stride_[1] +
+                     plan_.taps[2].offset[size_t(taps_w[size_t(tw)])] * stride_[2];
+          list.box_offset.push_back(offset);
           list.weight_offset.push_back(index * run_.tap_step(pad) * int64_t(sizeof(T)));
         }
     tap_lists_.push_back(std::move(list));
@@ -276,7 +297,7 @@ class TileTask {
     for (int64_t depth = 0; depth < length[0]; ++depth) {
       const TapRange d = landing_taps(phase, 0, depth, 1);
       const int64_t plane = depth * plan_.box.height * plan_.box.pitch;
-      if (joined_cost <= segment_cost) {
+      if (joined_cost <= segment_cost && rows_touch()) {
         cut(depth, plane, joined, tap_list(phase, d, all_h, all_w, pad));
         continue;
       }
@@ -295,7 +316,7 @@ class TileTask {
     GemmCall call;
     const char* box = reinterpret_cast<const char*>(box_);
     if (plan_.pixels_are_rows) {
-      call.a = box + strip.position * box_pitch_ * int64_t(sizeof(T));
+      call.a = box + strip_at(strip);
       call.lda = box_pitch_ * int64_t(sizeof(T));
       call.a_offset = taps.box_offset.data();
       call.b = reinterpret_cast<const char*>(weight);
@@ -428,6 +449,8 @@ class TileTask {
   const Run<T>& run_;
   const Correlation& plan_;
   Packer<T> packer_;
+  bool direct_ = false;  // the tensor itself is read
+  int64_t step_[3], stride_[3];  // then: bytes from a pixel, or a coordinate of the source, to the next one
   int64_t origin_[3], block_, group_, image_, next_, box_pitch_ = 0, tile_sums_;
   T *own_box_, *own_weight_;
   const T* box_ = nullptr;  // own_box_, or the tensor itself
