@@ -7,14 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import triton
 from triton import knobs
 from triton.runtime.driver import driver
+from triton.runtime.jit import MockTensor
 
 from .direct import Prepared, understands
 
 INTERPRETED: bool = bool(knobs.runtime.interpret)
-current = threading.local()  # .recording: the Recording that this thread makes, if any (replay.py)
+current = threading.local()  # of this thread: .recording (see replay.py), .only_compile (see ahead.py)
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,10 @@ class Step:
         first = launch.leading(*tensors) if launch.leading else tensors
         if INTERPRETED:
             self.kernel[launch.grid](*first, *launch.scalars, **launch.constants)
+            return
+        if getattr(current, "only_compile", False):  # see ahead.py: the tensors have no memory
+            first = tuple(MockTensor(value.dtype) if isinstance(value, torch.Tensor) else value for value in first)
+            self.kernel.warmup(*first, *launch.scalars, grid=launch.grid, **launch.constants, **launch.options)
             return
         compiled = self.kernel.warmup(*first, *launch.scalars, grid=launch.grid, **launch.constants, **launch.options)
         recording = getattr(current, "recording", None)
