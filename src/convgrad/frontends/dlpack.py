@@ -16,6 +16,10 @@ from ..problem import DTYPES, LONG_DTYPE
 DLPACK_CPU, DLPACK_CUDA = 1, 2
 
 
+def signature(arrays: dict[str, Any]) -> Any:
+    return home(arrays), tuple([(array.shape, array.dtype) for array in arrays.values()])
+
+
 def home(arrays: dict[str, Any]) -> tuple[str, str | None]:
     places = {name: tuple(int(part) for part in array.__dlpack_device__()) for name, array in arrays.items()}
     (first_name, first), *rest = places.items()
