@@ -43,6 +43,19 @@ def box_at(tensor: Any, start: tuple[int, ...], size: tuple[int, ...]) -> Any:
     return out
 
 
+def segments(programs: int, v: dict[str, Any]) -> Any:
+    """(tile, part, first line, end) of all programs, as weight_lines.segment has them."""
+    lines, run, tiles = v["lines"], v["run"], v["tiles"]
+    for program in range(programs):
+        if v["SHARED"]:
+            first, last = program * run, min((program + 1) * run, tiles * lines)
+            for tile in range(first // lines, (last - 1) // lines + 1):
+                yield (tile, program - tile * lines // run, max(first - tile * lines, 0),
+                       min(last - tile * lines, lines))
+        else:
+            yield program % tiles, program // tiles, program // tiles * run, min((program // tiles + 1) * run, lines)
+
+
 def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any) -> Any:
     """The sums of weight_lines.py in NumPy, from the launch that the plan describes: (O, I, three taps)."""
     shape = (geo.groups * geo.group_out, geo.group_in, *geo.kernel)
@@ -57,14 +70,19 @@ def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any) -> Any:
     spacing = dilation[axis] if v["CHAIN"] and stride[axis] == 1 else 1
     result = np.zeros(shape)
     groups_of_taps = [range(0, kernel[a], taps if a == axis else 1) for a in range(3)]
-    for group, split, k, c, *tap in itertools.product(
-            range(geo.groups), range(tile.splits), range(0, geo.group_out, tile.BK), range(0, geo.group_in, tile.CB),
-            *groups_of_taps):
+    tiles = list(itertools.product(range(geo.groups), *groups_of_taps, range(0, geo.group_out, tile.BK),
+                                   range(0, geo.group_in, tile.CB)))
+    assert len(tiles) == v["tiles"]
+    parts = set()
+    for number, part, begin, end in segments(launch.grid[0], v):
+        group, *tap, k, c = tiles[number]
+        assert part < tile.splits and (number, part) not in parts and begin >= 0
+        parts.add((number, part))
         reach = [tap[a] * dilation[a] - pad[a] for a in range(3)]
         shift = [reach[a] // (stride[a] // jump[a]) for a in range(3)]
         phase = [tap[a] % phases[a] for a in range(3)]
         view = views[(phase[0] * phases[1] + phase[1]) * phases[2] + phase[2]]
-        for line in range(split * v["run"], min((split + 1) * v["run"], v["lines"])):
+        for line in range(begin, end):
             rest, at = divmod(line, v["length"])
             rest, residue = divmod(rest, v["spread"])
             q = [0, 0, 0]
@@ -108,7 +126,8 @@ def test_lines_cover_every_product_once(text: str, monkeypatch: pytest.MonkeyPat
     order = (0, *range(2, operands[0].ndim), 1)
     dy, x = (torch.from_numpy(np.ascontiguousarray(a.transpose(order))).bfloat16().permute(
         *(order.index(axis) for axis in range(a.ndim))) for a in operands)
-    by_shape = {(t.BK, t.CB, t.NT, t.axis, t.chain): t for t in line_plans.all_lines(seen, None)}
+    monkeypatch.setattr(line_plans, "MULTIPROCESSORS", 5)  # so that these small problems are shared, too
+    by_shape = {(t.BK, t.CB, t.NT, t.axis, t.chain, t.programs > 0): t for t in line_plans.all_lines(seen, None)}
     assert by_shape
     x = line_plans.folded_view(x, geo, fold)
     for tile in list(by_shape.values())[::max(1, len(by_shape) // 4)]:

@@ -38,8 +38,8 @@ SEEN_RIGHT: dict[tuple[int, int, int], tuple[tuple[int, ...], tuple[int, ...]]] 
     (256, 64, 64): ((1,), (2, 3)),
     (256, 128, 64): ((1,), ()),
 }
-# Estimated times below which `weight.py` was as often faster, launching included.
-SHORTEST = 50e-6
+# Programs that share all lines evenly are at different lines at a time: only where the cache holds both operands.
+CACHED_BYTES = 60e6
 # What the cost model counts with, in operations, bytes and seconds, fitted to layers measured on an H200: rates of the
 # products by the columns of a tile, and of copies from the cache by the channels of a pixel that are copied together.
 PRODUCTS = {16: 335e12, 32: 560e12, 64: 790e12, 128: 930e12, 256: 930e12}
@@ -66,13 +66,14 @@ class LineTile:
     x_slots: int
     warps: int
     together: int  # programs that share a multiprocessor
-    splits: int
+    splits: int  # parts of a tile's sums, added by a second kernel
     seconds: float
+    programs: int = 0  # that share the lines of all tiles evenly; 0: each has one run of one tile
 
     def __str__(self) -> str:
         return (f"lines of {'x'.join(map(str, self.box))} pixels, {self.BK} x {self.CB} channels x {self.NT} taps of "
                 f"axis {self.axis}{' in chains' if self.chain else ''}, {self.y_slots}+{self.x_slots} slots, "
-                f"{self.splits} runs, "
+                f"{self.splits} runs{f' shared by {self.programs} programs' if self.programs else ''}, "
                 f"{self.seconds * 1e6:.0f} us expected")
 
 
@@ -169,10 +170,8 @@ def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choi
         return None
     tile = LineTile(**fields_of(choice)) if choice is not None else None
     if tile is None or tile.splits > most_splits(geo, max_workspace):
-        tile = choose_lines(seen, max_workspace)
-    if tile is None or (fold and (tile.splits == 1 or view_count(seen, tile) > 1)):  # several views: was slower
-        return None
-    if choice is None and tile.seconds < SHORTEST:
+        tile = choose_lines(seen, max_workspace, fold)
+    if tile is None or (fold and tile.splits == 1):
         return None
     return LinePlan(geo, fold, tile, line_weight(seen, tile))
 
@@ -244,9 +243,10 @@ def tile_count(geo: Geometry, bk: int, cb: int, taps: int, axis: int) -> int:
             * -(-geo.kernel[axis] // taps))
 
 
-def choose_lines(geo: Geometry, max_workspace: int | None) -> LineTile | None:
-    """The tile and the number of runs with the lowest estimated time."""
-    return min(all_lines(geo, max_workspace), key=lambda tile: tile.seconds, default=None)
+def choose_lines(geo: Geometry, max_workspace: int | None, fold: int = 0) -> LineTile | None:
+    """The tile and the number of runs with the lowest estimated time; folded axes need partial sums."""
+    found = (tile for tile in all_lines(geo, max_workspace) if not fold or tile.splits > 1)
+    return min(found, key=lambda tile: tile.seconds, default=None)
 
 
 def worth_measuring(problem: Problem, geo: Geometry, count: int = 6) -> list[LineTile]:
@@ -256,9 +256,9 @@ def worth_measuring(problem: Problem, geo: Geometry, count: int = 6) -> list[Lin
     if not lines_fit(problem, seen):
         return []
     found: list[LineTile] = []
-    kinds: set[tuple[int, bool, int]] = set()
+    kinds: set[tuple[int, bool, int, bool]] = set()
     for tile in sorted(all_lines(seen, None), key=lambda tile: tile.seconds):
-        kind = (tile.axis if tile.NT > 1 else 3, tile.chain, tile.BK * tile.CB)
+        kind = (tile.axis if tile.NT > 1 else 3, tile.chain, tile.BK * tile.CB, tile.programs > 0)
         if kind not in kinds and not (fold and tile.splits == 1):
             kinds.add(kind)
             found.append(tile)
@@ -267,6 +267,7 @@ def worth_measuring(problem: Problem, geo: Geometry, count: int = 6) -> list[Lin
 
 def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
     weight_bytes = 4 * geo.groups * geo.group_out * geo.group_in * geo.taps
+    operand_bytes = 2 * geo.groups * geo.batch * (geo.group_out * math.prod(geo.y) + geo.group_in * math.prod(geo.x))
     for bk, cb, taps, axis, chain, pixels in tile_shapes(geo):
         box = line_box(geo, axis, taps, chain, pixels)
         if box is None:
@@ -298,6 +299,22 @@ def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
             if splits > 1:
                 seconds += LAUNCH_SECONDS + 2 * splits * weight_bytes / MEMORY_BYTES
             yield LineTile(box, bk, cb, taps, axis, chain, y_slots, x_slots, warps, together, splits, seconds)
+        run = -(-tiles * lines.count // slots)
+        parts = most_parts(tiles, lines.count, run)
+        if run < 8 or tiles * lines.count >= 2**31 or parts > most_splits(geo, max_workspace) or \
+                operand_bytes > CACHED_BYTES:
+            continue
+        segments = 1 + -(-run // lines.count)
+        seconds = LAUNCH_SECONDS + (run + 4 * segments) * line_seconds
+        if parts > 1:
+            seconds += LAUNCH_SECONDS + 2 * parts * weight_bytes / MEMORY_BYTES
+        yield LineTile(box, bk, cb, taps, axis, chain, y_slots, x_slots, warps, together, parts, seconds,
+                       -(-tiles * lines.count // run))
+
+
+def most_parts(tiles: int, lines: int, run: int) -> int:
+    """Into how many parts a tile falls at most when the lines of all tiles are dealt out in runs."""
+    return max(((tile + 1) * lines - 1) // run - tile * lines // run + 1 for tile in range(tiles))
 
 
 def split_counts(tiles: int, lines: int, slots: int, most: int) -> list[int]:
@@ -323,8 +340,8 @@ def phase_taps(geo: Geometry, axis: int) -> list[int]:
 def line_weight(geo: Geometry, tile: LineTile) -> Step:
     """The launch that writes the partial sums of all runs, or with one run the weight gradient itself."""
     lines = lines_of(geo, tile.box, tile.axis, tile.chain)
-    run = -(-lines.count // tile.splits)
     tiles = tile_count(geo, tile.BK, tile.CB, tile.NT, tile.axis)
+    run = -(-tiles * lines.count // tile.programs) if tile.programs else -(-lines.count // tile.splits)
     phases = [[0] if lines.direct[axis] else phase_taps(geo, axis) for axis in range(3)]
     pn, b0, b1, b2 = tile.box
 
@@ -343,13 +360,13 @@ def line_weight(geo: Geometry, tile: LineTile) -> Step:
         r_split, ro, ri, *r = tuple(result.stride()) if result.dim() == 6 else (0, *strides_of(result))
         constants = {**geo.constants(), **{f"F{axis}": len(phases[axis]) for axis in range(3)},
                      **{f"J{axis}": geo.stride[axis] if lines.direct[axis] else 1 for axis in range(3)},
-                     "KG": geo.group_out, "CG": geo.group_in, "SPLITS": tile.splits,
+                     "KG": geo.group_out, "CG": geo.group_in, "SHARED": tile.programs > 0, "PARTS": tile.splits,
                      "AXIS": tile.axis, "NT": tile.NT, "CHAIN": tile.chain, "PN": pn, "B0": b0, "B1": b1, "B2": b2,
                      "BK": tile.BK, "CB": tile.CB,
                      "YS": tile.y_slots, "XS": tile.x_slots, "WARPS": tile.warps}
-        scalars = (geo.batch, *geo.y, *geo.x, lines.length, lines.spread, *lines.boxes[1:], lines.count, run, yn, *y,
-                   xn, *xs, r_split, ro, ri, *r)
-        return Launch((tiles * tile.splits,), scalars, constants, tile.warps, 1, leading,
+        scalars = (geo.batch, *geo.y, *geo.x, lines.length, lines.spread, *lines.boxes[1:], lines.count, run, tiles, yn,
+                   *y, xn, *xs, r_split, ro, ri, *r)
+        return Launch((tile.programs or tiles * tile.splits,), scalars, constants, tile.warps, 1, leading,
                       HALF_REGISTERS if tile.together == 2 else None)
 
     return Step(line_weight_kernel, launch)
