@@ -43,26 +43,13 @@ def box_at(tensor: Any, start: tuple[int, ...], size: tuple[int, ...]) -> Any:
     return out
 
 
-def segments(programs: int, v: dict[str, Any]) -> Any:
-    """(tile, part, first line, end) of all programs, as weight_lines.segment has them."""
-    lines, run, tiles = v["lines"], v["run"], v["tiles"]
-    for program in range(programs):
-        if v["SHARED"]:
-            first, last = program * run, min((program + 1) * run, tiles * lines)
-            for tile in range(first // lines, (last - 1) // lines + 1):
-                yield (tile, program - tile * lines // run, max(first - tile * lines, 0),
-                       min(last - tile * lines, lines))
-        else:
-            yield program % tiles, program // tiles, program // tiles * run, min((program // tiles + 1) * run, lines)
-
-
 def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any) -> Any:
     """The sums of weight_lines.py in NumPy, from the launch that the plan describes: (O, I, three taps)."""
     shape = (geo.groups * geo.group_out, geo.group_in, *geo.kernel)
     launch = step.describe(dy, x, torch.empty((tile.splits, *shape)))
-    names = step.kernel.arg_names[8:8 + len(launch.scalars)]
+    names = step.kernel.arg_names[9:9 + len(launch.scalars)]
     v = {**dict(zip(names, launch.scalars)), **launch.constants}
-    first, *views, _, _, _ = launch.leading(dy, x, None)
+    first, *views, _, _, _, table = launch.leading(dy, x, None)
     views = [view_of(d) for d in views if d is not None]
     source = view_of(first)
     kernel, stride, dilation, pad, phases, jump, sizes = ([v[f"{letter}{a}"] for a in range(3)] for letter in "KTDPFJB")
@@ -72,12 +59,16 @@ def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any) -> Any:
     groups_of_taps = [range(0, kernel[a], taps if a == axis else 1) for a in range(3)]
     tiles = list(itertools.product(range(geo.groups), *groups_of_taps, range(0, geo.group_out, tile.BK),
                                    range(0, geo.group_in, tile.CB)))
-    assert len(tiles) == v["tiles"]
-    parts = set()
-    for number, part, begin, end in segments(launch.grid[0], v):
+    assert len(table) == 5 * launch.grid[0] * v["SEGMENTS"]
+    written = set()
+    for number, part, begin, end, fill in table.reshape(-1, 5).tolist():
+        if part < 0:
+            continue
         group, *tap, k, c = tiles[number]
-        assert part < tile.splits and (number, part) not in parts and begin >= 0
-        parts.add((number, part))
+        for one in range(part, part + 1 + fill):  # every part of every tile is written once
+            assert one < tile.splits and (number, one) not in written
+            written.add((number, one))
+        offsets, boxes = inside(tap, v, box)
         reach = [tap[a] * dilation[a] - pad[a] for a in range(3)]
         shift = [reach[a] // (stride[a] // jump[a]) for a in range(3)]
         phase = [tap[a] % phases[a] for a in range(3)]
@@ -87,8 +78,8 @@ def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any) -> Any:
             rest, residue = divmod(rest, v["spread"])
             q = [0, 0, 0]
             for a in (2, 1, 0):
-                rest, q[a] = divmod(rest, v[f"boxes_{a}"])
-                q[a] *= box[1 + a]
+                rest, q[a] = divmod(rest, boxes[a])
+                q[a] = (q[a] + offsets[a]) * box[1 + a]
             q[axis] += residue + at * spacing
             n = rest * box[0]
             a_line = box_at(source, (n, *q, group * geo.group_out + k), (*box, tile.BK)).reshape(-1, tile.BK)
@@ -100,7 +91,23 @@ def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any) -> Any:
                     rows, columns = min(tile.BK, geo.group_out - k), min(tile.CB, geo.group_in - c)
                     result[(slice(group * geo.group_out + k, group * geo.group_out + k + rows), slice(c, c + columns),
                             *here)] += (a_line.T @ b_line)[:rows, :columns]
+    assert written == set(itertools.product(range(len(tiles)), range(tile.splits)))
     return result
+
+
+def inside(tap: list[int], v: dict[str, Any], box: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """First box and number of boxes on each axis, as weight_lines.boxes_inside has them."""
+    offsets, boxes = [0, 0, 0], [v[f"boxes_{a}"] for a in range(3)]
+    for a in range(3):
+        if v["CHAIN"] and a == v["AXIS"]:
+            continue
+        reach = tap[a] * v[f"D{a}"] - v[f"P{a}"]
+        last = reach + (v["NT"] - 1) * v[f"D{a}"] * (a == v["AXIS"])
+        low = -(-max(-last, 0) // v[f"T{a}"])
+        high = min((v[f"X{a}"] - 1 - reach) // v[f"T{a}"] + 1, v[f"Q{a}"])
+        offsets[a] = low // box[1 + a]
+        boxes[a] = max(0, -(-high // box[1 + a]) - offsets[a])
+    return offsets, boxes
 
 
 def view_of(descriptor: Any) -> Any:

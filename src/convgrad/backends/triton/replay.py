@@ -118,11 +118,18 @@ def new_scratch(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
     return memory
 
 
-def note_constant(tensor: Any) -> None:
-    """Tell a recording that a tensor stays where it is, such as a decoding table."""
+def constant_tensor(made: dict[Any, Any], device: Any, make: Callable[[], Any]) -> Any:
+    """A tensor that is made once per device and stays where it is, such as a decoding table."""
     recording = getattr(current, "recording", None)
+    found = made.get(device)
+    if found is None:
+        whole = recording.whole if recording is not None else True
+        found = made[device] = make()
+        if recording is not None:
+            recording.whole = whole  # what made it need not be done again
     if recording is not None:
-        recording.constants.append(tensor)
+        recording.constants.append(found)
+    return found
 
 
 def recorded(run: Run) -> Run:

@@ -9,7 +9,7 @@ On an axis with a stride the copies either see one phase of x (every stride-th e
 for boxes one pixel wide on that axis, x itself.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, assignment"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, assignment, attr-defined"
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -53,12 +53,12 @@ def next_line(place, shape):
 
 
 @gluon.jit
-def pixel_of(place, AXIS: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr):
+def pixel_of(place, first, AXIS: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr):
     """First pixel (n, q0, q1, q2) of a line. On the axis of a chain, position j of residue r is r + j*STEP."""
     at, residue, box_2, box_1, box_0, image = place
-    q0 = box_0 * BOX[1]
-    q1 = box_1 * BOX[2]
-    q2 = box_2 * BOX[3]
+    q0 = (first[0] + box_0) * BOX[1]
+    q1 = (first[1] + box_1) * BOX[2]
+    q2 = (first[2] + box_2) * BOX[3]
     along = residue + at * STEP
     if AXIS == 0:
         q0 += along
@@ -77,33 +77,35 @@ def view_shift(reach, SPACING: gl.constexpr):
 
 
 @gluon.jit
-def segment_count(program, work, SHARED: gl.constexpr):
-    """How many tiles a program has a part of."""
-    lines, run, tiles = work
-    if SHARED:
-        first = program * run
-        last = gl.minimum(first + run, tiles * lines)
-        return gl.maximum((last - 1) // lines - first // lines + 1, 0)
-    return program * 0 + 1
+def segment(table, number, SEGMENTS: gl.constexpr):
+    """(tile, number of the part, first line, end, parts to fill with zeros) of one of this program's segments."""
+    at = table + gl.program_id(0) * (SEGMENTS * 5) + number * 5
+    return gl.load(at), gl.load(at + 1), gl.load(at + 2), gl.load(at + 3), gl.load(at + 4)
 
 
 @gluon.jit
-def segment(number, program, work, SHARED: gl.constexpr):
-    """(tile, number of the part, first line, end) of one of a program's segments.
+def boxes_inside(tap, extents, boxes, A: gl.constexpr, AXIS: gl.constexpr, CHAIN: gl.constexpr,
+                 GEOMETRY: gl.constexpr, BOX: gl.constexpr):
+    """The first box of an axis where a tap reads x at all, and how many there are."""
+    if CHAIN and A == AXIS:
+        return tap * 0, boxes
+    reach = tap * GEOMETRY[1][A] - GEOMETRY[2][A]
+    MORE: gl.constexpr = (GEOMETRY[3] - 1) * GEOMETRY[1][A] if A == AXIS else 0  # from the first to the last tap
+    low = (gl.maximum(-reach - MORE, 0) + GEOMETRY[0][A] - 1) // GEOMETRY[0][A]
+    high = gl.minimum((extents[4 + A] - 1 - reach + GEOMETRY[0][A]) // GEOMETRY[0][A], extents[1 + A])
+    first = low // BOX[1 + A]
+    return first, gl.maximum((high + BOX[1 + A] - 1) // BOX[1 + A] - first, 0)
 
-    Shared: the lines of all tiles, one tile after the other, are dealt out in equal runs. Otherwise a program has one
-    run of one tile; programs of the same run are next to each other, so that they find its lines in the cache.
-    """
-    lines, run, tiles = work
-    if SHARED:
-        first = program * run
-        last = gl.minimum(first + run, tiles * lines)
-        tile = first // lines + number
-        part = program - (tile * lines) // run
-        return tile, part, gl.maximum(first - tile * lines, 0), gl.minimum(last - tile * lines, lines)
-    part = program // tiles
-    begin = part * run
-    return program % tiles, part, begin, gl.minimum(begin + run, lines)
+
+@gluon.jit
+def lines_of_tile(tap0, tap1, tap2, shape, extents, AXIS: gl.constexpr, CHAIN: gl.constexpr, GEOMETRY: gl.constexpr,
+                  BOX: gl.constexpr):
+    """First boxes and shape of the lines on which some tap of a tile reads x: the others add nothing."""
+    length, spread, boxes_0, boxes_1, boxes_2 = shape
+    first0, boxes_0 = boxes_inside(tap0, extents, boxes_0, 0, AXIS, CHAIN, GEOMETRY, BOX)
+    first1, boxes_1 = boxes_inside(tap1, extents, boxes_1, 1, AXIS, CHAIN, GEOMETRY, BOX)
+    first2, boxes_2 = boxes_inside(tap2, extents, boxes_2, 2, AXIS, CHAIN, GEOMETRY, BOX)
+    return (first0, first1, first2), (length, spread, boxes_0, boxes_1, boxes_2)
 
 
 @gluon.jit
@@ -128,50 +130,52 @@ def tile_place(tile, AXIS: gl.constexpr, NT: gl.constexpr, KERNEL: gl.constexpr,
 
 
 @gluon.jit
-def copy_dy(dy_box, slots, full, empty, work, shape, SHARED: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr,
-            KERNEL: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr,
-            KG: gl.constexpr, CG: gl.constexpr, SLOTS: gl.constexpr, BYTES: gl.constexpr):
+def copy_dy(dy_box, slots, full, empty, table, shape, extents, SEGMENTS: gl.constexpr, AXIS: gl.constexpr,
+            NT: gl.constexpr, CHAIN: gl.constexpr, KERNEL: gl.constexpr, GEOMETRY: gl.constexpr, BOX: gl.constexpr,
+            STEP: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr,
+            SLOTS: gl.constexpr, BYTES: gl.constexpr):
     """The warp that copies dy: fills free slots in the order in which `multiply_lines` empties them."""
-    program = gl.program_id(0)
-    slot = program * 0
-    round = program * 0  # how often all slots were filled, modulo 2
-    for number in range(segment_count(program, work, SHARED)):
-        tile, _, begin, end = segment(number, program, work, SHARED)
-        k_tile, _, _, _, _, group = tile_place(tile, AXIS, NT, KERNEL, BK, CB, KG, CG)
+    slot = gl.program_id(0) * 0
+    round = slot  # how often all slots were filled, modulo 2
+    for number in range(SEGMENTS):
+        tile, _, begin, end, _ = segment(table, number, SEGMENTS)
+        k_tile, _, tap0, tap1, tap2, group = tile_place(tile, AXIS, NT, KERNEL, BK, CB, KG, CG)
+        first, seen = lines_of_tile(tap0, tap1, tap2, shape, extents, AXIS, CHAIN, GEOMETRY, BOX)
         row = group * KG + k_tile
-        place = first_line(begin, shape)
+        place = first_line(begin, seen)
         for _ in range(begin, end):
-            n, q0, q1, q2 = pixel_of(place, AXIS, BOX, STEP)
+            n, q0, q1, q2 = pixel_of(place, first, AXIS, BOX, STEP)
             mbarrier.wait(empty.index(slot), round ^ 1)
             mbarrier.expect(full.index(slot), BYTES)
             tma.async_copy_global_to_shared(dy_box, [n, q0, q1, q2, row], full.index(slot), slots.index(slot))
             slot, carry = wrapped(slot, 1, SLOTS)
             round ^= carry
-            place = next_line(place, shape)
+            place = next_line(place, seen)
 
 
 @gluon.jit
-def copy_x(x_boxes, slots, full, empty, work, shape, SHARED: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr,
-           ADVANCE: gl.constexpr, D: gl.constexpr, KERNEL: gl.constexpr, GEOMETRY: gl.constexpr, BOX: gl.constexpr,
-           STEP: gl.constexpr, PHASES: gl.constexpr, JUMP: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr,
-           KG: gl.constexpr, CG: gl.constexpr, SLOTS: gl.constexpr, BYTES: gl.constexpr):
+def copy_x(x_boxes, slots, full, empty, table, shape, extents, SEGMENTS: gl.constexpr, AXIS: gl.constexpr,
+           NT: gl.constexpr, CHAIN: gl.constexpr, ADVANCE: gl.constexpr, D: gl.constexpr, KERNEL: gl.constexpr,
+           GEOMETRY: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr, PHASES: gl.constexpr, JUMP: gl.constexpr,
+           BK: gl.constexpr, CB: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr, SLOTS: gl.constexpr,
+           BYTES: gl.constexpr):
     """The warp that copies x: NT lines at the start of a chain, then those that the taps meet for the first time."""
-    program = gl.program_id(0)
-    slot = program * 0
-    round = program * 0
-    for number in range(segment_count(program, work, SHARED)):
-        tile, _, begin, end = segment(number, program, work, SHARED)
+    slot = gl.program_id(0) * 0
+    round = slot
+    for number in range(SEGMENTS):
+        tile, _, begin, end, _ = segment(table, number, SEGMENTS)
         _, c_tile, tap0, tap1, tap2, group = tile_place(tile, AXIS, NT, KERNEL, BK, CB, KG, CG)
+        first, seen = lines_of_tile(tap0, tap1, tap2, shape, extents, AXIS, CHAIN, GEOMETRY, BOX)
         column = group * CG + c_tile
         # x at a phase of the strides: tap t of pixel q reads element q + shift of the phase's view of x
         shift0 = view_shift(tap0 * GEOMETRY[1][0] - GEOMETRY[2][0], GEOMETRY[0][0] // JUMP[0])
         shift1 = view_shift(tap1 * GEOMETRY[1][1] - GEOMETRY[2][1], GEOMETRY[0][1] // JUMP[1])
         shift2 = view_shift(tap2 * GEOMETRY[1][2] - GEOMETRY[2][2], GEOMETRY[0][2] // JUMP[2])
         phase = ((tap0 % PHASES[0]) * PHASES[1] + tap1 % PHASES[1]) * PHASES[2] + tap2 % PHASES[2]
-        place = first_line(begin, shape)
+        place = first_line(begin, seen)
         fresh = begin * 0 + 1
         for _ in range(begin, end):
-            n, q0, q1, q2 = pixel_of(place, AXIS, BOX, STEP)
+            n, q0, q1, q2 = pixel_of(place, first, AXIS, BOX, STEP)
             for t in gl.static_range(NT):
                 if (t >= NT - ADVANCE) | (fresh != 0):
                     mbarrier.wait(empty.index(slot), round ^ 1)
@@ -194,7 +198,7 @@ def copy_x(x_boxes, slots, full, empty, work, shape, SHARED: gl.constexpr, AXIS:
                                                             slots.index(slot))
                     slot, carry = wrapped(slot, 1, SLOTS)
                     round ^= carry
-            place = next_line(place, shape)
+            place = next_line(place, seen)
             fresh = (place[0] == 0).to(gl.int32)
 
 
@@ -208,7 +212,7 @@ def slot_after(slot, round, STEPS: gl.constexpr, SLOTS: gl.constexpr):
 @gluon.jit
 def multiply_lines(slots, barriers, run, length, state, sums, NT: gl.constexpr, ADVANCE: gl.constexpr,
                    BP: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr, YS: gl.constexpr, XS: gl.constexpr):
-    """Add the products of all lines of a run; a slot is given back when the next line's products are under way."""
+    """Add the products of all lines of a segment; a slot is given back when the next line's products are under way."""
     y_slots, x_slots = slots
     y_full, y_empty, x_full, x_empty = barriers
     begin, end = run
@@ -258,7 +262,7 @@ def multiply_lines(slots, barriers, run, length, state, sums, NT: gl.constexpr, 
 
 
 @gluon.jit
-def masked_lines(slots, pointers, places, shape, extents, steps, tap, offset, zero, AXIS: gl.constexpr,
+def masked_lines(slots, pointers, places, first, shape, extents, steps, tap, offset, zero, AXIS: gl.constexpr,
                  BOX: gl.constexpr, STEP: gl.constexpr, GEOMETRY: gl.constexpr, BP: gl.constexpr, BK: gl.constexpr,
                  CB: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr, WARPS: gl.constexpr):
     """The sum of one tap again, with both operands masked: a zero of the padding may have met an infinite operand."""
@@ -277,7 +281,7 @@ def masked_lines(slots, pointers, places, shape, extents, steps, tap, offset, ze
     c = c_tile + gl.arange(0, CB, layout=gl.SliceLayout(0, x_layout))
     acc = zero
     for line in range(begin, end):
-        n, q0, q1, q2 = pixel_of(first_line(line, shape), AXIS, BOX, STEP)
+        n, q0, q1, q2 = pixel_of(first_line(line, shape), first, AXIS, BOX, STEP)
         for which in gl.static_range(2):
             index = y_index if which == 0 else x_index
             at_n = n + index // (BOX[1] * BOX[2] * BOX[3])
@@ -343,45 +347,42 @@ def next_tap(tap, AXIS: gl.constexpr):
 
 
 @gluon.jit
-def sum_and_store(slots, barriers, pointers, result, work, shape, extents, steps, result_steps, SHARED: gl.constexpr,
-                  PARTS: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, ADVANCE: gl.constexpr, BOX: gl.constexpr,
-                  STEP: gl.constexpr, GEOMETRY: gl.constexpr, KERNEL: gl.constexpr, BP: gl.constexpr, BK: gl.constexpr,
-                  CB: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr, YS: gl.constexpr, XS: gl.constexpr,
-                  WARPS: gl.constexpr):
+def sum_and_store(slots, barriers, pointers, result, table, shape, extents, steps, result_steps,
+                  SEGMENTS: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, CHAIN: gl.constexpr,
+                  ADVANCE: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr, GEOMETRY: gl.constexpr,
+                  KERNEL: gl.constexpr, BP: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr, KG: gl.constexpr,
+                  CG: gl.constexpr, YS: gl.constexpr, XS: gl.constexpr, WARPS: gl.constexpr):
     """The multiplying warps: the lines of each segment, then the sums of each tap to the result."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, CB, 16])
-    program = gl.program_id(0)
-    zero = program * 0
+    zero = gl.program_id(0) * 0
     state = (zero, zero, zero, zero)
     bad = zero
     r_split, r_k, r_c, r_0, r_1, r_2 = result_steps
     in_part = (r_k, r_c, r_0, r_1, r_2)
-    count = segment_count(program, work, SHARED)
-    for number in range(count):
-        tile, part, begin, end = segment(number, program, work, SHARED)
+    for number in range(SEGMENTS):
+        tile, part, begin, end, fill = segment(table, number, SEGMENTS)
         k_tile, c_tile, tap0, tap1, tap2, group = tile_place(tile, AXIS, NT, KERNEL, BK, CB, KG, CG)
         nothing = gl.full([BK, CB], 0.0, gl.float32, layout)
         sums, state = multiply_lines(slots, barriers, (begin, end), shape[0], state, (nothing,) * NT, NT, ADVANCE, BP,
                                      BK, CB, YS, XS)
         at = result + part.to(gl.int64) * r_split + (group * KG).to(gl.int64) * r_k
-        tap = (tap0, tap1, tap2)
+        tap = (gl.where(part < 0, KERNEL[0], tap0), tap1, tap2)  # a program with fewer segments stores nothing
         for t in gl.static_range(NT):
             bad |= any_nan(sums[t])
             store_tap(sums[t], at, tap, (k_tile, c_tile), in_part, layout, KERNEL, BK, CB, KG, CG)
-            if SHARED:
-                # a tile with fewer parts than others has zeros in the rest
-                for rest in range(part + 1, gl.where(end == work[0], PARTS, 0)):
-                    store_tap(gl.full([BK, CB], 0.0, gl.float32, layout), at + (rest - part).to(gl.int64) * r_split,
-                              tap, (k_tile, c_tile), in_part, layout, KERNEL, BK, CB, KG, CG)
+            for rest in range(fill):  # a tile with fewer parts than others has zeros in the rest
+                store_tap(gl.full([BK, CB], 0.0, gl.float32, layout), at + (rest + 1).to(gl.int64) * r_split, tap,
+                          (k_tile, c_tile), in_part, layout, KERNEL, BK, CB, KG, CG)
             tap = next_tap(tap, AXIS)
-    if bad != 0:  # all copies have come, so that slots are free for other data
-        for number in range(count):
-            tile, part, begin, end = segment(number, program, work, SHARED)
+    if bad != 0:  # a zero of the padding may have met Inf; all copies have come, so that slots are free for other data
+        for number in range(SEGMENTS):
+            tile, part, begin, end, fill = segment(table, number, SEGMENTS)
             k_tile, c_tile, tap0, tap1, tap2, group = tile_place(tile, AXIS, NT, KERNEL, BK, CB, KG, CG)
+            first, seen = lines_of_tile(tap0, tap1, tap2, shape, extents, AXIS, CHAIN, GEOMETRY, BOX)
             at = result + part.to(gl.int64) * r_split + (group * KG).to(gl.int64) * r_k
-            tap = (tap0, tap1, tap2)
-            for t in gl.static_range(NT):
-                acc = masked_lines(slots, pointers, (begin, end), shape, extents, steps, tap,
+            tap = (gl.where(part < 0, KERNEL[0], tap0), tap1, tap2)
+            for _tap in gl.static_range(NT):
+                acc = masked_lines(slots, pointers, (begin, end), first, seen, extents, steps, tap,
                                    (k_tile, c_tile, group * KG, group * CG),
                                    gl.full([BK, CB], 0.0, gl.float32, layout), AXIS, BOX, STEP, GEOMETRY, BP, BK, CB,
                                    KG, CG, WARPS)
@@ -391,8 +392,8 @@ def sum_and_store(slots, barriers, pointers, result, work, shape, extents, steps
 
 @gluon.jit
 def line_weight_kernel(
-        dy_box, x_box0, x_box1, x_box2, x_box3, dy, x, result,
-        N, Q0, Q1, Q2, X0, X1, X2, length, spread, boxes_0, boxes_1, boxes_2, lines, run, tiles,
+        dy_box, x_box0, x_box1, x_box2, x_box3, dy, x, result, table,
+        N, Q0, Q1, Q2, X0, X1, X2, length, spread, boxes_0, boxes_1, boxes_2,
         y_n, y_0, y_1, y_2, x_n, x_0, x_1, x_2, r_split, r_k, r_c, r_0, r_1, r_2,
         K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
         T0: gl.constexpr, T1: gl.constexpr, T2: gl.constexpr,
@@ -400,14 +401,14 @@ def line_weight_kernel(
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
         F0: gl.constexpr, F1: gl.constexpr, F2: gl.constexpr,  # views of x: phases that some tap reads
         J0: gl.constexpr, J1: gl.constexpr, J2: gl.constexpr,  # stride within a view
-        KG: gl.constexpr, CG: gl.constexpr, SHARED: gl.constexpr, PARTS: gl.constexpr,
+        KG: gl.constexpr, CG: gl.constexpr, SEGMENTS: gl.constexpr,
         AXIS: gl.constexpr, NT: gl.constexpr, CHAIN: gl.constexpr,
         PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr,
         YS: gl.constexpr, XS: gl.constexpr, WARPS: gl.constexpr):
     BP: gl.constexpr = PN * B0 * B1 * B2
     BOX: gl.constexpr = (PN, B0, B1, B2)
     KERNEL: gl.constexpr = (K0, K1, K2)
-    GEOMETRY: gl.constexpr = ((T0, T1, T2), (D0, D1, D2), (P0, P1, P2))
+    GEOMETRY: gl.constexpr = ((T0, T1, T2), (D0, D1, D2), (P0, P1, P2), NT)
     D: gl.constexpr = D0 if AXIS == 0 else D1 if AXIS == 1 else D2
     T: gl.constexpr = T0 if AXIS == 0 else T1 if AXIS == 1 else T2
     STEP: gl.constexpr = D if CHAIN and T == 1 else 1
@@ -437,13 +438,13 @@ def line_weight_kernel(
     slots = (y_slots, x_slots)
     barriers = (y_full, y_empty, x_full, x_empty)
     shape = (length, spread, boxes_0, boxes_1, boxes_2)
-    work = (lines, run, tiles)
+    extents = (N, Q0, Q1, Q2, X0, X1, X2)
     gl.warp_specialize(
-        [(sum_and_store, (slots, barriers, (dy, x), result, work, shape, (N, Q0, Q1, Q2, X0, X1, X2),
-                          (y_n, y_0, y_1, y_2, x_n, x_0, x_1, x_2), (r_split, r_k, r_c, r_0, r_1, r_2), SHARED, PARTS,
-                          AXIS, NT, ADVANCE, BOX, STEP, GEOMETRY, KERNEL, BP, BK, CB, KG, CG, YS, XS, WARPS)),
-         (copy_dy, (dy_box, y_slots, y_full, y_empty, work, shape, SHARED, AXIS, NT, KERNEL, BOX, STEP, BK, CB, KG, CG,
-                    YS, BP * BK * 2)),
-         (copy_x, (x_boxes, x_slots, x_full, x_empty, work, shape, SHARED, AXIS, NT, ADVANCE, D, KERNEL, GEOMETRY, BOX,
-                   STEP, (F0, F1, F2), (J0, J1, J2), BK, CB, KG, CG, XS, BP * CB * 2))],
+        [(sum_and_store, (slots, barriers, (dy, x), result, table, shape, extents,
+                          (y_n, y_0, y_1, y_2, x_n, x_0, x_1, x_2), (r_split, r_k, r_c, r_0, r_1, r_2), SEGMENTS, AXIS,
+                          NT, CHAIN, ADVANCE, BOX, STEP, GEOMETRY, KERNEL, BP, BK, CB, KG, CG, YS, XS, WARPS)),
+         (copy_dy, (dy_box, y_slots, y_full, y_empty, table, shape, extents, SEGMENTS, AXIS, NT, CHAIN, KERNEL,
+                    GEOMETRY, BOX, STEP, BK, CB, KG, CG, YS, BP * BK * 2)),
+         (copy_x, (x_boxes, x_slots, x_full, x_empty, table, shape, extents, SEGMENTS, AXIS, NT, CHAIN, ADVANCE, D,
+                   KERNEL, GEOMETRY, BOX, STEP, (F0, F1, F2), (J0, J1, J2), BK, CB, KG, CG, XS, BP * CB * 2))],
         [1, 1], [24, 24])
