@@ -346,8 +346,12 @@ def schedule_of(geo: Geometry, tile: LineTile) -> list[list[Segment]]:
     return dealt_out(counts, tile.programs) if tile.programs else cut_alike(counts, tile.splits)
 
 
-def line_weight(geo: Geometry, tile: LineTile) -> Step:
-    """The launch that writes the partial sums of all runs, or with one run the weight gradient itself."""
+def line_weight(geo: Geometry, tile: LineTile, products: int = 1, add: bool = False) -> Step:
+    """The launch that writes the partial sums of all runs, or with one run the weight gradient itself.
+
+    Operands of several parts (see part_plans.py): geo.batch counts the images of all `products` of parts. `add`: to
+    what is in the result already.
+    """
     lines = lines_of(geo, tile.box, tile.axis, tile.chain)
     schedule = schedule_of(geo, tile)
     numbers, segments = as_table(schedule)
@@ -372,11 +376,12 @@ def line_weight(geo: Geometry, tile: LineTile) -> Step:
         r_split, ro, ri, *r = tuple(result.stride()) if result.dim() == 6 else (0, *strides_of(result))
         constants = {**geo.constants(), **{f"F{axis}": len(phases[axis]) for axis in range(3)},
                      **{f"J{axis}": geo.stride[axis] if lines.direct[axis] else 1 for axis in range(3)},
-                     "KG": geo.group_out, "CG": geo.group_in, "SEGMENTS": segments,
-                     "AXIS": tile.axis, "NT": tile.NT, "CHAIN": tile.chain, "PN": pn, "B0": b0, "B1": b1, "B2": b2,
-                     "BK": tile.BK, "CB": tile.CB,
+                     "KG": geo.group_out, "CG": geo.group_in, "PRODUCTS": products, "ADD": add,
+                     "SEGMENTS": segments, "AXIS": tile.axis, "NT": tile.NT, "CHAIN": tile.chain,
+                     "PN": pn, "B0": b0, "B1": b1, "B2": b2, "BK": tile.BK, "CB": tile.CB,
                      "YS": tile.y_slots, "XS": tile.x_slots, "WARPS": tile.warps}
-        scalars = (geo.batch, *geo.y, *geo.x, lines.length, lines.spread, *lines.boxes[1:], yn, *y,
+        batch = geo.batch // products
+        scalars = (batch, *geo.y, *geo.x, lines.length, lines.spread, *lines.boxes[1:], -(-batch // pn), yn, *y,
                    xn, *xs, r_split, ro, ri, *r)
         return Launch((len(schedule),), scalars, constants, tile.warps, 1, leading,
                       HALF_REGISTERS if tile.together == 2 else None)

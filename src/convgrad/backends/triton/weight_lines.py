@@ -20,117 +20,23 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-
-@gluon.jit
-def first_line(line, shape):
-    """Where a run begins: position in its chain, chain among the residues of the dilation, box on three axes, image."""
-    length, spread, boxes_0, boxes_1, boxes_2 = shape
-    rest = line // length
-    boxes = rest // spread
-    return (line % length, rest % spread, boxes % boxes_2, (boxes // boxes_2) % boxes_1,
-            (boxes // (boxes_2 * boxes_1)) % boxes_0, boxes // (boxes_2 * boxes_1 * boxes_0))
-
-
-@gluon.jit
-def wrapped(counter, carry, end):
-    """A digit with a carry added, and its own carry."""
-    counter += carry
-    full = (counter == end).to(gl.int32)
-    return counter - full * end, full
+from .line_places import (
+    first_line,
+    lines_of_tile,
+    next_line,
+    pixel_of,
+    segment,
+    slot_after,
+    stored_images,
+    tile_place,
+    view_shift,
+    wrapped,
+)
 
 
 @gluon.jit
-def next_line(place, shape):
-    """The line after a line, without divisions: they would take longer than the copies."""
-    at, residue, box_2, box_1, box_0, image = place
-    length, spread, boxes_0, boxes_1, boxes_2 = shape
-    at, carry = wrapped(at, 1, length)
-    residue, carry = wrapped(residue, carry, spread)
-    box_2, carry = wrapped(box_2, carry, boxes_2)
-    box_1, carry = wrapped(box_1, carry, boxes_1)
-    box_0, carry = wrapped(box_0, carry, boxes_0)
-    return at, residue, box_2, box_1, box_0, image + carry
-
-
-@gluon.jit
-def pixel_of(place, first, AXIS: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr):
-    """First pixel (n, q0, q1, q2) of a line. On the axis of a chain, position j of residue r is r + j*STEP."""
-    at, residue, box_2, box_1, box_0, image = place
-    q0 = (first[0] + box_0) * BOX[1]
-    q1 = (first[1] + box_1) * BOX[2]
-    q2 = (first[2] + box_2) * BOX[3]
-    along = residue + at * STEP
-    if AXIS == 0:
-        q0 += along
-    if AXIS == 1:
-        q1 += along
-    if AXIS == 2:
-        q2 += along
-    return image * BOX[0], q0, q1, q2
-
-
-@gluon.jit
-def view_shift(reach, SPACING: gl.constexpr):
-    """Where tap reach lies in its phase's view of x, of elements SPACING apart."""
-    phase = ((reach % SPACING) + SPACING) % SPACING
-    return (reach - phase) // SPACING
-
-
-@gluon.jit
-def segment(table, number, SEGMENTS: gl.constexpr):
-    """(tile, number of the part, first line, end, parts to fill with zeros) of one of this program's segments."""
-    at = table + gl.program_id(0) * (SEGMENTS * 5) + number * 5
-    return gl.load(at), gl.load(at + 1), gl.load(at + 2), gl.load(at + 3), gl.load(at + 4)
-
-
-@gluon.jit
-def boxes_inside(tap, extents, boxes, A: gl.constexpr, AXIS: gl.constexpr, CHAIN: gl.constexpr,
-                 GEOMETRY: gl.constexpr, BOX: gl.constexpr):
-    """The first box of an axis where a tap reads x at all, and how many there are."""
-    if CHAIN and A == AXIS:
-        return tap * 0, boxes
-    reach = tap * GEOMETRY[1][A] - GEOMETRY[2][A]
-    MORE: gl.constexpr = (GEOMETRY[3] - 1) * GEOMETRY[1][A] if A == AXIS else 0  # from the first to the last tap
-    low = (gl.maximum(-reach - MORE, 0) + GEOMETRY[0][A] - 1) // GEOMETRY[0][A]
-    high = gl.minimum((extents[4 + A] - 1 - reach + GEOMETRY[0][A]) // GEOMETRY[0][A], extents[1 + A])
-    first = low // BOX[1 + A]
-    return first, gl.maximum((high + BOX[1 + A] - 1) // BOX[1 + A] - first, 0)
-
-
-@gluon.jit
-def lines_of_tile(tap0, tap1, tap2, shape, extents, AXIS: gl.constexpr, CHAIN: gl.constexpr, GEOMETRY: gl.constexpr,
-                  BOX: gl.constexpr):
-    """First boxes and shape of the lines on which some tap of a tile reads x: the others add nothing."""
-    length, spread, boxes_0, boxes_1, boxes_2 = shape
-    first0, boxes_0 = boxes_inside(tap0, extents, boxes_0, 0, AXIS, CHAIN, GEOMETRY, BOX)
-    first1, boxes_1 = boxes_inside(tap1, extents, boxes_1, 1, AXIS, CHAIN, GEOMETRY, BOX)
-    first2, boxes_2 = boxes_inside(tap2, extents, boxes_2, 2, AXIS, CHAIN, GEOMETRY, BOX)
-    return (first0, first1, first2), (length, spread, boxes_0, boxes_1, boxes_2)
-
-
-@gluon.jit
-def tile_place(tile, AXIS: gl.constexpr, NT: gl.constexpr, KERNEL: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr,
-               KG: gl.constexpr, CG: gl.constexpr):
-    """First channels (of output and input), first tap and group of a tile."""
-    C_TILES: gl.constexpr = (CG + CB - 1) // CB
-    K_TILES: gl.constexpr = (KG + BK - 1) // BK
-    G0: gl.constexpr = (KERNEL[0] + NT - 1) // NT if AXIS == 0 else KERNEL[0]
-    G1: gl.constexpr = (KERNEL[1] + NT - 1) // NT if AXIS == 1 else KERNEL[1]
-    G2: gl.constexpr = (KERNEL[2] + NT - 1) // NT if AXIS == 2 else KERNEL[2]
-    c_tile = (tile % C_TILES) * CB
-    rest = tile // C_TILES
-    k_tile = (rest % K_TILES) * BK
-    rest = rest // K_TILES
-    tap2 = (rest % G2) * (NT if AXIS == 2 else 1)
-    rest = rest // G2
-    tap1 = (rest % G1) * (NT if AXIS == 1 else 1)
-    rest = rest // G1
-    tap0 = (rest % G0) * (NT if AXIS == 0 else 1)
-    return k_tile, c_tile, tap0, tap1, tap2, rest // G0
-
-
-@gluon.jit
-def copy_dy(dy_box, slots, full, empty, table, shape, extents, SEGMENTS: gl.constexpr, AXIS: gl.constexpr,
+def copy_dy(dy_box, slots, full, empty, table, shape, extents, images, PRODUCTS: gl.constexpr,
+            SEGMENTS: gl.constexpr, AXIS: gl.constexpr,
             NT: gl.constexpr, CHAIN: gl.constexpr, KERNEL: gl.constexpr, GEOMETRY: gl.constexpr, BOX: gl.constexpr,
             STEP: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr,
             SLOTS: gl.constexpr, BYTES: gl.constexpr):
@@ -144,7 +50,8 @@ def copy_dy(dy_box, slots, full, empty, table, shape, extents, SEGMENTS: gl.cons
         row = group * KG + k_tile
         place = first_line(begin, seen)
         for _ in range(begin, end):
-            n, q0, q1, q2 = pixel_of(place, first, AXIS, BOX, STEP)
+            box, q0, q1, q2 = pixel_of(place, first, AXIS, BOX, STEP)
+            n = stored_images(box, images, 0, PRODUCTS, BOX[0])
             mbarrier.wait(empty.index(slot), round ^ 1)
             mbarrier.expect(full.index(slot), BYTES)
             tma.async_copy_global_to_shared(dy_box, [n, q0, q1, q2, row], full.index(slot), slots.index(slot))
@@ -154,7 +61,8 @@ def copy_dy(dy_box, slots, full, empty, table, shape, extents, SEGMENTS: gl.cons
 
 
 @gluon.jit
-def copy_x(x_boxes, slots, full, empty, table, shape, extents, SEGMENTS: gl.constexpr, AXIS: gl.constexpr,
+def copy_x(x_boxes, slots, full, empty, table, shape, extents, images, PRODUCTS: gl.constexpr,
+           SEGMENTS: gl.constexpr, AXIS: gl.constexpr,
            NT: gl.constexpr, CHAIN: gl.constexpr, ADVANCE: gl.constexpr, D: gl.constexpr, KERNEL: gl.constexpr,
            GEOMETRY: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr, PHASES: gl.constexpr, JUMP: gl.constexpr,
            BK: gl.constexpr, CB: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr, SLOTS: gl.constexpr,
@@ -175,7 +83,8 @@ def copy_x(x_boxes, slots, full, empty, table, shape, extents, SEGMENTS: gl.cons
         place = first_line(begin, seen)
         fresh = begin * 0 + 1
         for _ in range(begin, end):
-            n, q0, q1, q2 = pixel_of(place, first, AXIS, BOX, STEP)
+            box, q0, q1, q2 = pixel_of(place, first, AXIS, BOX, STEP)
+            n = stored_images(box, images, 1, PRODUCTS, BOX[0])
             for t in gl.static_range(NT):
                 if (t >= NT - ADVANCE) | (fresh != 0):
                     mbarrier.wait(empty.index(slot), round ^ 1)
@@ -200,13 +109,6 @@ def copy_x(x_boxes, slots, full, empty, table, shape, extents, SEGMENTS: gl.cons
                     round ^= carry
             place = next_line(place, seen)
             fresh = (place[0] == 0).to(gl.int32)
-
-
-@gluon.jit
-def slot_after(slot, round, STEPS: gl.constexpr, SLOTS: gl.constexpr):
-    """The slot some steps on, and the round it is in."""
-    over = (slot + STEPS >= SLOTS).to(gl.int32)
-    return slot + STEPS - over * SLOTS, round ^ over
 
 
 @gluon.jit
@@ -262,7 +164,8 @@ def multiply_lines(slots, barriers, run, length, state, sums, NT: gl.constexpr, 
 
 
 @gluon.jit
-def masked_lines(slots, pointers, places, first, shape, extents, steps, tap, offset, zero, AXIS: gl.constexpr,
+def masked_lines(slots, pointers, places, first, shape, extents, steps, images, tap, offset, zero,
+                 PRODUCTS: gl.constexpr, AXIS: gl.constexpr,
                  BOX: gl.constexpr, STEP: gl.constexpr, GEOMETRY: gl.constexpr, BP: gl.constexpr, BK: gl.constexpr,
                  CB: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr, WARPS: gl.constexpr):
     """The sum of one tap again, with both operands masked: a zero of the padding may have met an infinite operand."""
@@ -281,28 +184,33 @@ def masked_lines(slots, pointers, places, first, shape, extents, steps, tap, off
     c = c_tile + gl.arange(0, CB, layout=gl.SliceLayout(0, x_layout))
     acc = zero
     for line in range(begin, end):
-        n, q0, q1, q2 = pixel_of(first_line(line, shape), first, AXIS, BOX, STEP)
+        box, q0, q1, q2 = pixel_of(first_line(line, shape), first, AXIS, BOX, STEP)
         for which in gl.static_range(2):
             index = y_index if which == 0 else x_index
-            at_n = n + index // (BOX[1] * BOX[2] * BOX[3])
+            in_box = index // (BOX[1] * BOX[2] * BOX[3])
+            at_n = stored_images(box, images, which, PRODUCTS, BOX[0]) + in_box
+            image = (box % images) * BOX[0] + in_box
             at_0 = q0 + (index // (BOX[2] * BOX[3])) % BOX[1]
             at_1 = q1 + (index // BOX[3]) % BOX[2]
             at_2 = q2 + index % BOX[3]
             i0 = at_0 * GEOMETRY[0][0] + tap0 * GEOMETRY[1][0] - GEOMETRY[2][0]
             i1 = at_1 * GEOMETRY[0][1] + tap1 * GEOMETRY[1][1] - GEOMETRY[2][1]
             i2 = at_2 * GEOMETRY[0][2] + tap2 * GEOMETRY[1][2] - GEOMETRY[2][2]
-            there = ((at_n < N) & (at_0 < Q0) & (at_1 < Q1) & (at_2 < Q2) & (i0 >= 0) & (i0 < X0) & (i1 >= 0)
+            there = ((image < N) & (at_0 < Q0) & (at_1 < Q1) & (at_2 < Q2) & (i0 >= 0) & (i0 < X0) & (i1 >= 0)
                      & (i1 < X1) & (i2 >= 0) & (i2 < X2))
             if which == 0:
                 row = (at_n.to(gl.int64) * y_n + at_0.to(gl.int64) * y_0 + at_1.to(gl.int64) * y_1
                        + at_2.to(gl.int64) * y_2)
                 value = gl.load(dy + row[:, None] + (dy_base + k)[None, :], mask=there[:, None] & (k < KG)[None, :],
                                 other=0.0)
+                # what is not finite is so in the first part: in products of other parts it would meet their zeros
+                value = gl.where((box >= images) & (value - value != 0.0), 0.0, value)
                 y_slots.index(0).reshape([BP, BK]).store(value)
             else:
                 row = (at_n.to(gl.int64) * x_n + i0.to(gl.int64) * x_0 + i1.to(gl.int64) * x_1 + i2.to(gl.int64) * x_2)
                 value = gl.load(x + row[:, None] + (x_base + c)[None, :], mask=there[:, None] & (c < CG)[None, :],
                                 other=0.0)
+                value = gl.where((box >= images) & (value - value != 0.0), 0.0, value)
                 x_slots.index(0).reshape([BP, CB]).store(value)
         fence_async_shared()
         gl.thread_barrier()
@@ -319,8 +227,8 @@ def any_nan(value):
 
 
 @gluon.jit
-def store_tap(acc, result, tap, channels, result_steps, layout: gl.constexpr, KERNEL: gl.constexpr, BK: gl.constexpr,
-              CB: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr):
+def store_tap(acc, result, tap, channels, result_steps, ADD: gl.constexpr, layout: gl.constexpr,
+              KERNEL: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr):
     """The sums of one tap to their place; `result` is that of the part and group."""
     tap0, tap1, tap2 = tap
     k_tile, c_tile = channels
@@ -330,8 +238,10 @@ def store_tap(acc, result, tap, channels, result_steps, layout: gl.constexpr, KE
     there = (k < KG)[:, None] & (c < CG)[None, :]
     where = (k.to(gl.int64) * r_k)[:, None] + (c.to(gl.int64) * r_c)[None, :]
     in_kernel = (tap0 < KERNEL[0]) & (tap1 < KERNEL[1]) & (tap2 < KERNEL[2])
-    gl.store(result + (tap0.to(gl.int64) * r_0 + tap1.to(gl.int64) * r_1 + tap2.to(gl.int64) * r_2) + where,
-             acc.to(result.dtype.element_ty), mask=there & in_kernel)
+    target = result + (tap0.to(gl.int64) * r_0 + tap1.to(gl.int64) * r_1 + tap2.to(gl.int64) * r_2) + where
+    if ADD:
+        acc += gl.load(target, mask=there & in_kernel, other=0.0).to(gl.float32)
+    gl.store(target, acc.to(result.dtype.element_ty), mask=there & in_kernel)
 
 
 @gluon.jit
@@ -347,11 +257,12 @@ def next_tap(tap, AXIS: gl.constexpr):
 
 
 @gluon.jit
-def sum_and_store(slots, barriers, pointers, result, table, shape, extents, steps, result_steps,
-                  SEGMENTS: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, CHAIN: gl.constexpr,
-                  ADVANCE: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr, GEOMETRY: gl.constexpr,
-                  KERNEL: gl.constexpr, BP: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr, KG: gl.constexpr,
-                  CG: gl.constexpr, YS: gl.constexpr, XS: gl.constexpr, WARPS: gl.constexpr):
+def sum_and_store(slots, barriers, pointers, result, table, shape, extents, steps, result_steps, images,
+                  PRODUCTS: gl.constexpr, ADD: gl.constexpr, SEGMENTS: gl.constexpr, AXIS: gl.constexpr,
+                  NT: gl.constexpr, CHAIN: gl.constexpr, ADVANCE: gl.constexpr, BOX: gl.constexpr,
+                  STEP: gl.constexpr, GEOMETRY: gl.constexpr, KERNEL: gl.constexpr, BP: gl.constexpr,
+                  BK: gl.constexpr, CB: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr, YS: gl.constexpr,
+                  XS: gl.constexpr, WARPS: gl.constexpr):
     """The multiplying warps: the lines of each segment, then the sums of each tap to the result."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, CB, 16])
     zero = gl.program_id(0) * 0
@@ -369,10 +280,10 @@ def sum_and_store(slots, barriers, pointers, result, table, shape, extents, step
         tap = (gl.where(part < 0, KERNEL[0], tap0), tap1, tap2)  # a program with fewer segments stores nothing
         for t in gl.static_range(NT):
             bad |= any_nan(sums[t])
-            store_tap(sums[t], at, tap, (k_tile, c_tile), in_part, layout, KERNEL, BK, CB, KG, CG)
+            store_tap(sums[t], at, tap, (k_tile, c_tile), in_part, ADD, layout, KERNEL, BK, CB, KG, CG)
             for rest in range(fill):  # a tile with fewer parts than others has zeros in the rest
                 store_tap(gl.full([BK, CB], 0.0, gl.float32, layout), at + (rest + 1).to(gl.int64) * r_split, tap,
-                          (k_tile, c_tile), in_part, layout, KERNEL, BK, CB, KG, CG)
+                          (k_tile, c_tile), in_part, ADD, layout, KERNEL, BK, CB, KG, CG)
             tap = next_tap(tap, AXIS)
     if bad != 0:  # a zero of the padding may have met Inf; all copies have come, so that slots are free for other data
         for number in range(SEGMENTS):
@@ -382,18 +293,18 @@ def sum_and_store(slots, barriers, pointers, result, table, shape, extents, step
             at = result + part.to(gl.int64) * r_split + (group * KG).to(gl.int64) * r_k
             tap = (gl.where(part < 0, KERNEL[0], tap0), tap1, tap2)
             for _tap in gl.static_range(NT):
-                acc = masked_lines(slots, pointers, (begin, end), first, seen, extents, steps, tap,
+                acc = masked_lines(slots, pointers, (begin, end), first, seen, extents, steps, images, tap,
                                    (k_tile, c_tile, group * KG, group * CG),
-                                   gl.full([BK, CB], 0.0, gl.float32, layout), AXIS, BOX, STEP, GEOMETRY, BP, BK, CB,
-                                   KG, CG, WARPS)
-                store_tap(acc, at, tap, (k_tile, c_tile), in_part, layout, KERNEL, BK, CB, KG, CG)
+                                   gl.full([BK, CB], 0.0, gl.float32, layout), PRODUCTS, AXIS, BOX, STEP, GEOMETRY, BP,
+                                   BK, CB, KG, CG, WARPS)
+                store_tap(acc, at, tap, (k_tile, c_tile), in_part, ADD, layout, KERNEL, BK, CB, KG, CG)
                 tap = next_tap(tap, AXIS)
 
 
 @gluon.jit
 def line_weight_kernel(
         dy_box, x_box0, x_box1, x_box2, x_box3, dy, x, result, table,
-        N, Q0, Q1, Q2, X0, X1, X2, length, spread, boxes_0, boxes_1, boxes_2,
+        N, Q0, Q1, Q2, X0, X1, X2, length, spread, boxes_0, boxes_1, boxes_2, images,
         y_n, y_0, y_1, y_2, x_n, x_0, x_1, x_2, r_split, r_k, r_c, r_0, r_1, r_2,
         K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
         T0: gl.constexpr, T1: gl.constexpr, T2: gl.constexpr,
@@ -401,7 +312,7 @@ def line_weight_kernel(
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
         F0: gl.constexpr, F1: gl.constexpr, F2: gl.constexpr,  # views of x: phases that some tap reads
         J0: gl.constexpr, J1: gl.constexpr, J2: gl.constexpr,  # stride within a view
-        KG: gl.constexpr, CG: gl.constexpr, SEGMENTS: gl.constexpr,
+        KG: gl.constexpr, CG: gl.constexpr, PRODUCTS: gl.constexpr, ADD: gl.constexpr, SEGMENTS: gl.constexpr,
         AXIS: gl.constexpr, NT: gl.constexpr, CHAIN: gl.constexpr,
         PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr,
         YS: gl.constexpr, XS: gl.constexpr, WARPS: gl.constexpr):
@@ -441,10 +352,12 @@ def line_weight_kernel(
     extents = (N, Q0, Q1, Q2, X0, X1, X2)
     gl.warp_specialize(
         [(sum_and_store, (slots, barriers, (dy, x), result, table, shape, extents,
-                          (y_n, y_0, y_1, y_2, x_n, x_0, x_1, x_2), (r_split, r_k, r_c, r_0, r_1, r_2), SEGMENTS, AXIS,
-                          NT, CHAIN, ADVANCE, BOX, STEP, GEOMETRY, KERNEL, BP, BK, CB, KG, CG, YS, XS, WARPS)),
-         (copy_dy, (dy_box, y_slots, y_full, y_empty, table, shape, extents, SEGMENTS, AXIS, NT, CHAIN, KERNEL,
-                    GEOMETRY, BOX, STEP, BK, CB, KG, CG, YS, BP * BK * 2)),
-         (copy_x, (x_boxes, x_slots, x_full, x_empty, table, shape, extents, SEGMENTS, AXIS, NT, CHAIN, ADVANCE, D,
-                   KERNEL, GEOMETRY, BOX, STEP, (F0, F1, F2), (J0, J1, J2), BK, CB, KG, CG, XS, BP * CB * 2))],
+                          (y_n, y_0, y_1, y_2, x_n, x_0, x_1, x_2), (r_split, r_k, r_c, r_0, r_1, r_2), images,
+                          PRODUCTS, ADD, SEGMENTS, AXIS, NT, CHAIN, ADVANCE, BOX, STEP, GEOMETRY, KERNEL, BP, BK, CB,
+                          KG, CG, YS, XS, WARPS)),
+         (copy_dy, (dy_box, y_slots, y_full, y_empty, table, shape, extents, images, PRODUCTS, SEGMENTS, AXIS, NT,
+                    CHAIN, KERNEL, GEOMETRY, BOX, STEP, BK, CB, KG, CG, YS, BP * BK * 2)),
+         (copy_x, (x_boxes, x_slots, x_full, x_empty, table, shape, extents, images, PRODUCTS, SEGMENTS, AXIS, NT,
+                   CHAIN, ADVANCE, D, KERNEL, GEOMETRY, BOX, STEP, (F0, F1, F2), (J0, J1, J2), BK, CB, KG, CG, XS,
+                   BP * CB * 2))],
         [1, 1], [24, 24])
