@@ -50,6 +50,10 @@ def make_plan(problem: Problem, max_workspace: int | None, choice: Choice | None
         return bias_plan(problem, geo, max_workspace)
     if wrt == "weight":
         return noted(weight_plan(problem, geo, max_workspace, choice), source)
+    if choice is None:
+        in_parts = part_plans.for_gather(problem, geo, max_workspace)
+        if in_parts is not None:
+            return part_gather_plan(problem, in_parts)
     return noted(gather_plan(problem, geo, choice), source)
 
 
@@ -108,6 +112,19 @@ def gather_plan(problem: Problem, geo: Geometry, choice: Choice | None) -> Plan:
             step(*operands, results[0], table_for(problem, results[0]))
 
     return Plan(problem, "triton", name, on_tensors(problem, run), 0, (note,))
+
+
+def part_gather_plan(problem: Problem, parts: part_plans.PartGather) -> Plan:
+    """The output or input gradient of float32 operands split into parts of 16 bits."""
+    sums = parts.runner()
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        sums(operands[0], operands[1], results[0], workspace)
+
+    name = f"parts{parts.products}_f32_{math.prod(parts.tile.box)}x{parts.tile.BN}x{parts.tile.CB}"
+    note = f"{parts.chunks} chunks of {parts.images} images, {parts.products} products of 16-bit parts"
+    return Plan(problem, "triton", name, on_tensors(problem, run), parts.workspace_bytes,
+                (f"{note}; tile: {parts.tile}",))
 
 
 def must_settle(numbers: dict[str, Any], computed: bool, stages: int) -> bool:
