@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ...problem import Problem
-from . import box_plans, depthwise_plans, line_plans
+from . import box_plans, cell_plans, depthwise_plans, line_plans, wide_plans
 from .geometry import Geometry, geometry
 from .launch import power_of_two
 from .numbers_on_device import operand_bytes
@@ -48,6 +48,9 @@ def gather(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     plain = choose_gather(geo, is_input, size)
     patch = box_plans.is_patch(problem, geo)
     red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
+    if cell_plans.expected_to_pay(geo):
+        for cells in cell_plans.worth_measuring(problem, geo):
+            yield choice_of("cells", cells)
     if (not plain.PACK or patch) and box_plans.gather_fits(problem, geo):
         model = box_plans.choose_box_gather(geo, is_input, patch)
         yield choice_of("box", model)
@@ -70,6 +73,7 @@ def gather(problem: Problem, geo: Geometry) -> Iterator[Choice]:
 def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     size = operand_bytes(problem)
     plain = choose_weight(geo, size, None, problem.layout.endswith(LINE_ENDS))
+    yield from wide_plans.worth_measuring(problem, geo)
     for tile in line_plans.worth_measuring(problem, geo):
         yield choice_of("lines", tile)
     yield choice_of("weight", plain)

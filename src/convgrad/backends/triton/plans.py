@@ -9,7 +9,7 @@ from typing import Any
 import triton.language as tl
 
 from ...problem import DTYPES, Plan, Problem, Unsupported
-from . import box_plans, depthwise_plans, line_plans
+from . import box_plans, cell_plans, depthwise_plans, line_plans, wide_plans
 from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
 from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
@@ -50,7 +50,7 @@ def make_plan(problem: Problem, max_workspace: int | None, choice: Choice | None
         return bias_plan(problem, geo, max_workspace)
     if wrt == "weight":
         return noted(weight_plan(problem, geo, max_workspace, choice), source)
-    return noted(gather_plan(problem, geo, choice), source)
+    return noted(gather_plan(problem, geo, max_workspace, choice), source)
 
 
 def noted(plan: Plan, source: str) -> Plan:
@@ -79,7 +79,7 @@ def fill_zero(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: An
         result.zero_()
 
 
-def gather_plan(problem: Problem, geo: Geometry, choice: Choice | None) -> Plan:
+def gather_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
     """The output, or the input gradient."""
     is_input = problem.wrt == "input"
     tile = choose_gather(geo, is_input, operand_bytes(problem))
@@ -92,22 +92,31 @@ def gather_plan(problem: Problem, geo: Geometry, choice: Choice | None) -> Plan:
     note = f"tile: {tile}"
     name = f"gather_{DTYPES[problem.dtype][0]}_{tile.BM}x{tile.BN}x{tile.TS * tile.CB}"
     patch = box_plans.is_patch(problem, geo)
-    if (choice["kernel"] == "box" if choice is not None else
+    if (choice["kernel"] == "box" if choice is not None and choice["kernel"] != "cells" else
             (not tile.PACK or patch) and box_plans.gather_fits(problem, geo)):
-        box_tile = box_plans.choose_box_gather(geo, is_input, patch) if choice is None else \
+        box_tile = box_plans.choose_box_gather(geo, is_input, patch) if choice is None or choice["kernel"] == "cells" else \
             box_plans.BoxTile(**fields_of(choice))
         boxes = box_plans.box_gather(problem, geo, box_tile)
         note = f"tile: {box_tile}; where tensors are not aligned to 16 bytes: {tile}"
         name = f"box_{name.split('_')[1]}_{math.prod(box_tile.box)}x{box_tile.BN}x{box_tile.CB}"
 
+    cells = cell_plans.for_problem(problem, geo, max_workspace, choice)
+    spread_bytes = 0
+    if cells is not None:
+        note = f"tile: {cells.tile}; where tensors are not aligned to 16 bytes: {note}"
+        name = f"cells_{name.split('_')[1]}_{cells.tile.PN * cells.tile.B2}x{cells.tile.BN}x{cells.tile.CB}"
+        spread_bytes = -(-cells.spread_size // 2) * 4
+
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        if (boxes is not None and box_plans.tensors_fit(operands[0]) and box_plans.weight_rows_fit(operands[1])
+        if cells is not None and cells.take(operands[0], results[0]):
+            cells.write(*operands, results[0], scratch(problem, workspace, (spread_bytes // 4,), results[0]))
+        elif (boxes is not None and box_plans.tensors_fit(operands[0]) and box_plans.weight_rows_fit(operands[1])
                 and (is_input or box_plans.folds(geo, operands[0]))):
             boxes(*operands, results[0])
         else:
             step(*operands, results[0], table_for(problem, results[0]))
 
-    return Plan(problem, "triton", name, on_tensors(problem, run), 0, (note,))
+    return Plan(problem, "triton", name, on_tensors(problem, run), spread_bytes, (note,))
 
 
 def must_settle(numbers: dict[str, Any], computed: bool, stages: int) -> bool:
@@ -159,12 +168,23 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
         tile = plain = replace(plain, SPLITS=splits)
         note = f"tile: {lines.tile}; where tensors are not aligned to 16 bytes: {tile}"
         name = f"lines_{name.split('_')[1]}_{lines.tile.BK}x{lines.tile.NT}x{lines.tile.CB}_split{splits}"
+    wide = wide_plans.for_problem(problem, geo, max_workspace, choice)
+    if wide is not None and lines is not None and choice is None and lines.tile.seconds <= wide.seconds:
+        wide = None
+    if wide is not None:
+        note = f"tile: {wide.note}; where tensors are not aligned to 16 bytes: {note}"
+        name = f"wide_{name.split('_', 1)[1]}"
     add = Step(reduce_kernel, lambda partial, result: reduce_launch(geo, splits, result))
     shape = (splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
     partial_bytes = (8 if problem.dtype == "float64" else 4) * math.prod(shape) if splits > 1 else 0
+    if wide is not None:
+        partial_bytes = max(partial_bytes, 4 * math.prod(wide.shape))
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
         dw = results[0]
+        if wide is not None and wide.take(operands[0], operands[1]):
+            wide.write(operands[0], operands[1], scratch(problem, workspace, wide.shape, dw), dw)
+            return
         partial = scratch(problem, workspace, shape, dw) if splits > 1 else dw
         target = partial.permute(0, 1, 5, 2, 3, 4) if splits > 1 else dw
         if lines is not None and lines.take(operands[0], operands[1]):
