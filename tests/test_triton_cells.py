@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from typing import Any
 
@@ -177,6 +176,14 @@ def test_collected_sums_of_the_wider_gradient(text: str) -> None:
         plain(*seen, partial.permute(0, 1, 5, 2, 3, 4), partial)
         wide_plan.collect(partial, result)
         assert np.array_equal(result.double().numpy(), expected), way
+
+
+@pytest.mark.skipif(not INTERPRETED and not ON_GPU, reason="needs a GPU or TRITON_INTERPRET=1")
+@pytest.mark.parametrize("wrt", ["input", "weight"])
+def test_windows_that_cover_whole_images(wrt: str) -> None:
+    text = f"{wrt}_grad bf16 n5 c3 k16 i2x4x5 w2x4x5 s2x4x5 NDHWC ODHWI"
+    check_exact(text, "triton")
+    assert plan(Problem.parse(f"{text} cuda"), backend="triton").notes[0].startswith("windows cover whole images")
 
 
 @pytest.mark.skipif(not ON_GPU, reason="Gluon kernels run on a GPU only")

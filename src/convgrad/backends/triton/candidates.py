@@ -9,6 +9,7 @@ from typing import Any
 
 from ...problem import Problem
 from . import box_plans, cell_plans, depthwise_plans, line_plans, wide_plans
+from .flat import flattened
 from .geometry import Geometry, geometry
 from .launch import power_of_two
 from .numbers_on_device import operand_bytes
@@ -19,6 +20,7 @@ from .tuning import Choice
 
 def candidates(problem: Problem) -> list[Choice]:
     """All choices to measure for a problem; empty where there is nothing to choose."""
+    problem = flattened(problem) or problem
     geo = geometry(problem.conv)
     if math.prod(problem.conv.output_shape) == 0 or problem.wrt == "bias":
         return []

@@ -120,8 +120,8 @@ def sum_cells(lines, weights, barriers, pointers, tiles, boxes, extents, results
     full, empty, ready = barriers
     dy, weight, result = pointers
     first, last, stride = tiles
-    N, Y0, Y1, Y2 = extents
-    J0, J1, J2, X0, X1, X2 = results
+    N = extents[0]
+    J1, J2, X0, X1, X2 = results
     rn, r0, r1, r2, row_step = result_steps
     M: gl.constexpr = PN * B2
     HB: gl.constexpr = LB + U[1] - 1
@@ -197,7 +197,7 @@ def sum_cells(lines, weights, barriers, pointers, tiles, boxes, extents, results
 @gluon.jit
 def cell_gather_kernel(
         dy_box, weight_box, dy, weight, result,
-        N, Y0, Y1, Y2, J0, J1, J2, X0, X1, X2, boxes_0, boxes_1, boxes_2, tiles,
+        N, Y0, Y1, Y2, J1, J2, X0, X1, X2, boxes_0, boxes_1, boxes_2, tiles,
         y_n, y_0, y_1, y_2, w_o, w_i, w_0, w_1, w_2, rn, r0, r1, r2, row_step,
         RALIGN: gl.constexpr,
         K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
@@ -242,9 +242,10 @@ def cell_gather_kernel(
     GEOMETRY: gl.constexpr = ((K0, K1, K2), (T0, T1, T2), (D0, D1, D2), (P0, P1, P2))
     gl.warp_specialize(
         [(sum_cells, (lines, weights, barriers, (dy, weight, result_at), span, boxes, (N, Y0, Y1, Y2),
-                      (J0, J1, J2, X0, X1, X2), (y_n, y_0, y_1, y_2, w_o, w_i, w_0, w_1, w_2), (rn, r0, r1, r2, row_step),
-                      column_tile * BN, super_group * GP, GEOMETRY, FOLD, KG, CG, GP, (U0, U1, U2), CHUNKS, CB, BN, PN,
-                      B2, LB, STAGES, RESIDENT, RALIGN, EXACT, GAPLESS, VECTOR, WARPS)),
+                      (J1, J2, X0, X1, X2), (y_n, y_0, y_1, y_2, w_o, w_i, w_0, w_1, w_2),
+                      (rn, r0, r1, r2, row_step), column_tile * BN, super_group * GP, GEOMETRY, FOLD, KG, CG, GP,
+                      (U0, U1, U2), CHUNKS, CB, BN, PN, B2, LB, STAGES, RESIDENT, RALIGN, EXACT, GAPLESS, VECTOR,
+                      WARPS)),
          (copy_cells, (dy_box, weight_box, lines, weights, barriers, span, boxes, super_group * (KG * GP), weight_start,
                        (U0, U1, U2), (L0, L1, L2), CHUNKS, PER_ROW, CELL, CB, BN, PN, B2, LB, STAGES, RESIDENT))],
         [1], [24])

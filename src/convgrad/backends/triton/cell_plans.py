@@ -241,7 +241,8 @@ def cell_plan(geo: Geometry, tile: CellTile) -> CellPlan:
     tiles = math.prod(boxes)
     share = max(1, min(tiles, MULTIPROCESSORS * tile.together // sets))
     common = {**geo.constants(),
-              **{f"L{axis}": shape.low[axis] for axis in range(3)}, **{f"U{axis}": shape.shifts[axis] for axis in range(3)},
+              **{f"L{axis}": shape.low[axis] for axis in range(3)},
+              **{f"U{axis}": shape.shifts[axis] for axis in range(3)},
               "KG": geo.group_out, "CG": geo.group_in, "GP": tile.GP, "FOLD": tile.fold, "CHUNKS": shape.chunks,
               "CB": tile.CB, "BN": tile.BN, "COLUMN_TILES": column_tiles}
 
@@ -274,8 +275,9 @@ def cell_plan(geo: Geometry, tile: CellTile) -> CellPlan:
         exact = all(geo.x[axis] % (geo.stride[axis] * (tile.fold if axis == 2 else 1)) == 0 for axis in range(3))
         constants = {"RALIGN": align, **common, "PER_ROW": shape.per_row, "CELL": shape.cell, "EXACT": exact,
                      "GAPLESS": gapless, "VECTOR": vector, "RESIDENT": tile.resident, "STAGES": tile.stages,
-                     "PN": tile.PN, "B2": tile.B2, "LB": tile.LB, "GROUP_TILES": geo.groups // tile.GP, "SHARE": share, "WARPS": tile.warps}
-        scalars = (geo.batch, *geo.y, *shape.rows, *geo.x, *boxes[1:], tiles, yn, *y, *strides_of(weight), *results)
+                     "PN": tile.PN, "B2": tile.B2, "LB": tile.LB,
+                     "GROUP_TILES": geo.groups // tile.GP, "SHARE": share, "WARPS": tile.warps}
+        scalars = (geo.batch, *geo.y, *shape.rows[1:], *geo.x, *boxes[1:], tiles, yn, *y, *strides_of(weight), *results)
         return Launch((sets * share,), scalars, constants, tile.warps, 1, leading,
                       168 if tile.together == 2 and tile.warps == 4 else None)
 

@@ -5,6 +5,7 @@ one wider convolution, whose weight is the given one spread over a larger block 
 """
 
 # mypy: ignore-errors
+# ruff: noqa: SIM108
 import triton
 import triton.language as tl
 

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from ...problem import DTYPES, Plan, Problem, Unsupported
 from . import box_plans, cell_plans, depthwise_plans, line_plans, wide_plans
+from .flat import flattened, with_flat
 from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
 from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
@@ -30,6 +31,14 @@ from .weight import bias_kernel, reduce_kernel, weight_kernel
 
 def make_plan(problem: Problem, max_workspace: int | None, choice: Choice | None = None) -> Plan:
     """Return the plan for a problem that this backend can run; `choice` overrules the tuning cache and the model."""
+    flat = flattened(problem)
+    if flat is None or 0 in problem.conv.output_shape:
+        return plan_as_given(problem, max_workspace, choice)
+    return with_flat(plan_as_given(problem, max_workspace, None), plan_as_given(flat, max_workspace, choice))
+
+
+def plan_as_given(problem: Problem, max_workspace: int | None, choice: Choice | None) -> Plan:
+    """The plan for the problem's own shapes."""
     if DTYPES[problem.out_dtype][1] == 1:
         raise Unsupported(f"out_dtype={problem.out_dtype}: the kernels write float64, float32, bfloat16 or float16")
     geo = geometry(problem.conv)
@@ -92,15 +101,16 @@ def gather_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
     note = f"tile: {tile}"
     name = f"gather_{DTYPES[problem.dtype][0]}_{tile.BM}x{tile.BN}x{tile.TS * tile.CB}"
     patch = box_plans.is_patch(problem, geo)
-    if (choice["kernel"] == "box" if choice is not None and choice["kernel"] != "cells" else
+    cells = cell_plans.for_problem(problem, geo, max_workspace, choice)
+    other = None if cells is not None else choice  # where tensors do not lie as cells need them, the model chooses
+    if (other["kernel"] == "box" if other is not None else
             (not tile.PACK or patch) and box_plans.gather_fits(problem, geo)):
-        box_tile = box_plans.choose_box_gather(geo, is_input, patch) if choice is None or choice["kernel"] == "cells" else \
-            box_plans.BoxTile(**fields_of(choice))
+        box_tile = box_plans.choose_box_gather(geo, is_input, patch) if other is None else \
+            box_plans.BoxTile(**fields_of(other))
         boxes = box_plans.box_gather(problem, geo, box_tile)
         note = f"tile: {box_tile}; where tensors are not aligned to 16 bytes: {tile}"
         name = f"box_{name.split('_')[1]}_{math.prod(box_tile.box)}x{box_tile.BN}x{box_tile.CB}"
 
-    cells = cell_plans.for_problem(problem, geo, max_workspace, choice)
     spread_bytes = 0
     if cells is not None:
         note = f"tile: {cells.tile}; where tensors are not aligned to 16 bytes: {note}"
@@ -109,7 +119,8 @@ def gather_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
         if cells is not None and cells.take(operands[0], results[0]):
-            cells.write(*operands, results[0], scratch(problem, workspace, (spread_bytes // 4,), results[0]))
+            dx = results[0]
+            cells.write(operands[0], operands[1], dx, scratch(problem, workspace, (spread_bytes // 4,), dx))
         elif (boxes is not None and box_plans.tensors_fit(operands[0]) and box_plans.weight_rows_fit(operands[1])
                 and (is_input or box_plans.folds(geo, operands[0]))):
             boxes(*operands, results[0])

@@ -52,7 +52,7 @@ def wider(geo: Geometry, way: Widening) -> Geometry:
                        group_out=geo.group_out * way.GP)
     low = lowest_cell(geo, way)
     if way.swapped:
-        pad = tuple(kernel - 1 - pad for kernel, pad in zip(geo.kernel, geo.pad))
+        pad: Any = tuple(kernel - 1 - pad for kernel, pad in zip(geo.kernel, geo.pad))
         geo = replace(geo, x=geo.y, y=geo.x, pad=pad, group_in=geo.group_out, group_out=geo.group_in)
     stride, reach = geo.stride[2], (geo.kernel[2] - 1) * geo.dilation[2] - geo.pad[2]
     high = (stride * (way.fold - 1) + reach) // (stride * way.fold)
@@ -71,7 +71,7 @@ def ways(problem: Problem, geo: Geometry) -> Iterator[Widening]:
     """The widenings that the tensors' shapes allow and that fill a tile better."""
     if geo.groups > 1:
         for count in range(2, geo.groups + 1):
-            if geo.groups % count == 0 and 32 <= count * min(geo.group_in, geo.group_out) and \
+            if geo.groups % count == 0 and count * min(geo.group_in, geo.group_out) >= 32 and \
                     count * max(geo.group_in, geo.group_out) <= 128:
                 yield Widening(1, count, False)
         return
