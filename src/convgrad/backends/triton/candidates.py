@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ...problem import Problem
-from . import box_plans, cell_plans, depthwise_plans, line_plans, wide_plans
+from . import box_plans, cell_plans, depthwise_plans, line_plans, wide_plans, window_plans
 from .flat import flattened
 from .geometry import Geometry, geometry
 from .launch import power_of_two
@@ -75,6 +75,8 @@ def gather(problem: Problem, geo: Geometry) -> Iterator[Choice]:
 def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     size = operand_bytes(problem)
     plain = choose_weight(geo, size, None, problem.layout.endswith(LINE_ENDS))
+    for window in window_plans.worth_measuring(problem, geo):
+        yield choice_of("windows", window)
     yield from wide_plans.worth_measuring(problem, geo)
     for tile in line_plans.worth_measuring(problem, geo):
         yield choice_of("lines", tile)

@@ -102,7 +102,7 @@ def group_counts(geo: Geometry) -> list[int]:
     if geo.groups == 1:
         return [1]
     return [count for count in range(1, geo.groups + 1)
-            if geo.groups % count == 0 and (count == 1 or count * max(geo.group_in, geo.group_out) <= 128)]
+            if geo.groups % count == 0 and (count == 1 or count * max(geo.group_in, geo.group_out) <= 64)]
 
 
 def all_cells(geo: Geometry, max_workspace: int | None) -> Iterator[CellTile]:
@@ -132,13 +132,11 @@ def tiles_of(geo: Geometry, shape: CellShape, fold: int, gp: int, cb: int, limit
         if spread > limit:
             continue
         for rows, warps in ((64, 4), (128, 4), (128, 8), (256, 8)):
-            b2 = min(rows, max(8, 1 << (shape.rows[2] - 1).bit_length()))
-            while b2 > 8 and -(-shape.rows[2] // (b2 // 2)) * (b2 // 2) < -(-shape.rows[2] // b2) * b2:
-                b2 //= 2
-            pn = rows // b2
-            for lines in (1, 2, 4, 8):
+            pn, b2 = line_of(geo.batch, shape.rows[2], rows)
+            for lines in (1, 2, 3, 4, 5, 6, 7, 8):
                 registers = lines * rows * bn // (warps * 32)
-                if registers > 128 or (lines > 1 and lines >= 2 * shape.rows[1]):
+                if registers > 128 or lines > shape.rows[1] or (
+                        lines > 1 and -(-shape.rows[1] // lines) == -(-shape.rows[1] // (lines - 1))):
                     continue
                 together = 2 if registers <= 64 and warps == 4 else 1
                 boxes = (-(-geo.batch // pn), shape.rows[0], -(-shape.rows[1] // lines), -(-shape.rows[2] // b2))
@@ -163,6 +161,13 @@ def tiles_of(geo: Geometry, shape: CellShape, fold: int, gp: int, cb: int, limit
                     memory = (dy_bytes + dx_bytes) / MEMORY_BYTES
                     seconds = LAUNCH_SECONDS + max(waves * tile_seconds, memory)
                     yield CellTile(fold, gp, cb, bn, pn, b2, lines, stages, resident, warps, together, seconds)
+
+
+def line_of(batch: int, extent: int, rows: int) -> tuple[int, int]:
+    """The box of images x positions of the last axis with `rows` rows that leaves the fewest to spare, a wide one."""
+    sizes = [1 << e for e in range(rows.bit_length()) if rows >> e <= 256 and 1 << e <= 256]
+    return min(((rows // b2, b2) for b2 in sizes),
+               key=lambda box: (-(-batch // box[0]) * box[0] * -(-extent // box[1]) * box[1], -box[1]))
 
 
 def choose_cells(geo: Geometry, max_workspace: int | None) -> CellTile | None:
@@ -227,7 +232,7 @@ def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choi
 def expected_to_pay(geo: Geometry) -> bool:
     """Small groups, or few channels on one side."""
     if geo.groups > 1:
-        return max(geo.group_in, geo.group_out) <= 64
+        return max(geo.group_in, geo.group_out) <= 128
     return min(geo.group_in, geo.group_out) <= 16
 
 

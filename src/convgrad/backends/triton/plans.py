@@ -9,7 +9,7 @@ from typing import Any
 import triton.language as tl
 
 from ...problem import DTYPES, Plan, Problem, Unsupported
-from . import box_plans, cell_plans, depthwise_plans, line_plans, wide_plans
+from . import box_plans, cell_plans, depthwise_plans, line_plans, wide_plans, window_plans
 from .flat import flattened, with_flat
 from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
@@ -180,22 +180,31 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
         note = f"tile: {lines.tile}; where tensors are not aligned to 16 bytes: {tile}"
         name = f"lines_{name.split('_')[1]}_{lines.tile.BK}x{lines.tile.NT}x{lines.tile.CB}_split{splits}"
     wide = wide_plans.for_problem(problem, geo, max_workspace, choice)
-    if wide is not None and lines is not None and choice is None and lines.tile.seconds <= wide.seconds:
+    windows = window_plans.for_problem(problem, geo, max_workspace, choice)
+    known = [other for other in (lines and lines.tile.seconds, wide and wide.seconds, windows and windows.tile.seconds)
+             if other]
+    if wide is not None and wide.seconds > min(known):
         wide = None
+    if windows is not None and windows.tile.seconds > min(known):
+        windows = None
     if wide is not None:
         note = f"tile: {wide.note}; where tensors are not aligned to 16 bytes: {note}"
         name = f"wide_{name.split('_', 1)[1]}"
+    if windows is not None:
+        note = f"tile: {windows.tile}; where tensors are not aligned to 16 bytes: {note}"
+        name = f"windows_{name.split('_')[1]}_{windows.tile.RT * 64}x{windows.tile.BN}_split{windows.tile.splits}"
     add = Step(reduce_kernel, lambda partial, result: reduce_launch(geo, splits, result))
     shape = (splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
     partial_bytes = (8 if problem.dtype == "float64" else 4) * math.prod(shape) if splits > 1 else 0
-    if wide is not None:
-        partial_bytes = max(partial_bytes, 4 * math.prod(wide.shape))
+    for other in (wide, windows):
+        partial_bytes = partial_bytes if other is None else max(partial_bytes, 4 * math.prod(other.shape))
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
         dw = results[0]
-        if wide is not None and wide.take(operands[0], operands[1]):
-            wide.write(operands[0], operands[1], scratch(problem, workspace, wide.shape, dw), dw)
-            return
+        for other in (windows, wide):
+            if other is not None and other.take(operands[0], operands[1]):
+                other.write(operands[0], operands[1], scratch(problem, workspace, other.shape, dw), dw)
+                return
         partial = scratch(problem, workspace, shape, dw) if splits > 1 else dw
         target = partial.permute(0, 1, 5, 2, 3, 4) if splits > 1 else dw
         if lines is not None and lines.take(operands[0], operands[1]):

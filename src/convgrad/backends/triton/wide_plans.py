@@ -199,10 +199,10 @@ def wide_plan(geo: Geometry, way: Widening, tile: LineTile) -> WidePlan:
                     collect_step(geo, way, wide, tile.splits), f"{tile}; {way}")
 
 
-def collect_step(geo: Geometry, way: Widening, wide: Geometry, splits: int) -> Step:
-    """The launch that adds the partial sums that belong to each weight."""
+def collect_step(geo: Geometry, way: Widening, wide: Geometry, splits: int, folded: bool = True) -> Step:
+    """The launch that adds the partial sums that belong to each weight; not `folded`: taps are still taps."""
     size = geo.groups * geo.group_out * geo.group_in * geo.taps
-    grouped = geo.groups > 1
+    plain = geo.groups > 1 or not (folded or way.swapped)
     inner = wide.group_in
     steps = (math.prod(wide.kernel) * inner, 1, wide.kernel[1] * wide.kernel[2] * inner, wide.kernel[2] * inner, inner)
 
@@ -210,8 +210,8 @@ def collect_step(geo: Geometry, way: Widening, wide: Geometry, splits: int) -> S
         terms, elements = reduce_tile(size, splits * way.fold)
         terms = max(4, terms // 4)  # addresses take registers
         constants = {**{f"K{axis}": geo.kernel[axis] for axis in range(3)},
-                     "T2": 1 if grouped or way.swapped else geo.stride[2], "D2": 1 if grouped else geo.dilation[2],
-                     "P2": 0 if grouped else geo.pad[2], "L2": lowest_cell(geo, way), "KG": geo.group_out,
+                     "T2": 1 if plain or way.swapped else geo.stride[2], "D2": 1 if plain else geo.dilation[2],
+                     "P2": 0 if plain else geo.pad[2], "L2": 0 if plain else lowest_cell(geo, way), "KG": geo.group_out,
                      "CG": geo.group_in, "GP": way.GP, "FOLD": way.fold, "SWAPPED": way.swapped, "BS": terms,
                      "BE": elements}
         r_split = wide.groups * wide.group_out * steps[0]
