@@ -69,8 +69,8 @@ def all_windows(geo: Geometry, max_workspace: int | None) -> Iterator[WindowTile
             continue
         bytes_moved = 2 * (seen.group_out * seen.pixels + seen.group_in * seen.batch * math.prod(seen.x))
         most = max(1, min(2048, workspace_limit(geo, max_workspace) // (4 * pairs * seen.group_out)))
-        for bn in (8, 16, 32, 64, 128, 256):
-            if bn >= 2 * seen.group_out or (bn < 256 and bn * 2 <= seen.group_out and bn < 128):
+        for bn in (16, 32, 64, 128, 256):
+            if (bn > 16 and bn >= 2 * seen.group_out) or (bn < 128 and bn * 2 <= seen.group_out):
                 continue
             for count in (1, 2, 3, 4, 6):
                 if count > -(-pairs // ROWS) or count * bn > 256:
