@@ -46,6 +46,8 @@ WINDOW_GEOMETRIES = (
     "n2 c1 k24 i301 w10 s5 NLC OLI",
     "n2 c24 k3 i9x10 w3x3 p1:2x0:1 NHWC OHWI",
     "n2 c5 k16 i9x12 w3x2 d2x3 p2x2 NHWC OHWI",
+    "n3 c12 k32 i40 w11 s4 p5 g4 NLC OLI",
+    "n2 c48 k48 i14x15 w3x3 s2x2 p1x1 g3 NHWC OHWI",
 )
 
 

@@ -110,7 +110,7 @@ def window_weight_kernel(
         T0: gl.constexpr, T1: gl.constexpr, T2: gl.constexpr,
         D0: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
-        KG: gl.constexpr, CG: gl.constexpr, WIDE: gl.constexpr,
+        KG: gl.constexpr, CG: gl.constexpr, GROUPS: gl.constexpr, WIDE: gl.constexpr,
         PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr, BN: gl.constexpr,
         RT: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr):
     """RT x 64 rows x BN columns a program. Partial sums of a run go to result[run, output channel, row]."""
@@ -128,7 +128,13 @@ def window_weight_kernel(
     first_row = (pid % ROW_TILES) * (ROWS * RT)
     pid = pid // ROW_TILES
     first_column = (pid % COLUMN_TILES) * BN
-    split = pid // COLUMN_TILES
+    pid = pid // COLUMN_TILES
+    group = pid % GROUPS
+    split = pid // GROUPS
+    first_channel = group * KG + first_column
+    dy += group * KG * y_c
+    x += group * CG * x_c
+    result += (group * KG).to(gl.int64) * r_k
     begin = split * run
     end = gl.minimum(begin + run, box_count)
     boxes = (boxes_0, boxes_1, boxes_2)
@@ -145,7 +151,7 @@ def window_weight_kernel(
         here = begin + i < end
         mbarrier.expect(full.index(i), BP * BN * 2, pred=here)
         tma.async_copy_global_to_shared(
-            dy_box, [ahead[0] * PN, ahead[1] * B0, ahead[2] * B1, ahead[3] * B2, first_column], full.index(i),
+            dy_box, [ahead[0] * PN, ahead[1] * B0, ahead[2] * B1, ahead[3] * B2, first_channel], full.index(i),
             slots.index(i), pred=here)
         ahead = next_box(ahead, boxes)
 
@@ -180,7 +186,7 @@ def window_weight_kernel(
         here = box + (STAGES - 1) < end
         mbarrier.expect(full.index(free), BP * BN * 2, pred=here)
         tma.async_copy_global_to_shared(
-            dy_box, [ahead[0] * PN, ahead[1] * B0, ahead[2] * B1, ahead[3] * B2, first_column], full.index(free),
+            dy_box, [ahead[0] * PN, ahead[1] * B0, ahead[2] * B1, ahead[3] * B2, first_channel], full.index(free),
             slots.index(free), pred=here)
         ahead = next_box(ahead, boxes)
         free = slot

@@ -54,21 +54,21 @@ def turned_round(geo: Geometry) -> Geometry:
 
 
 def windows_fit(problem: Problem, geo: Geometry) -> bool:
-    """Whether windows can serve this problem: 16-bit tensors with channels last, one group."""
+    """Whether windows can serve this problem: 16-bit tensors with channels last."""
     return (not INTERPRETED and problem.dtype in ("bfloat16", "float16") and rounding(problem) == ""
-            and problem.layout.endswith("C") and geo.groups == 1)
+            and problem.layout.endswith("C"))
 
 
 def all_windows(geo: Geometry, max_workspace: int | None) -> Iterator[WindowTile]:
     for swapped in (False, True):
-        if swapped and (geo.phases > 1 or set(geo.dilation) != {1}):
+        if swapped and (geo.phases > 1 or set(geo.dilation) != {1} or geo.groups > 1):
             continue
         seen = turned_round(geo) if swapped else geo
         pairs = seen.taps * seen.group_in
-        if seen.group_out % 8 or seen.group_in > 16 or pairs > 4096:
+        if seen.group_out % 8 or seen.group_in > (16 if geo.groups == 1 else 64) or pairs > 8192:
             continue
-        bytes_moved = 2 * (seen.group_out * seen.pixels + seen.group_in * seen.batch * math.prod(seen.x))
-        most = max(1, min(2048, workspace_limit(geo, max_workspace) // (4 * pairs * seen.group_out)))
+        bytes_moved = 2 * geo.groups * (seen.group_out * seen.pixels + seen.group_in * seen.batch * math.prod(seen.x))
+        most = max(1, min(2048, workspace_limit(geo, max_workspace) // (4 * pairs * geo.groups * seen.group_out)))
         for bn in (16, 32, 64, 128, 256):
             if (bn > 16 and bn >= 2 * seen.group_out) or (bn < 128 and bn * 2 <= seen.group_out):
                 continue
@@ -88,7 +88,8 @@ def tiles_of(seen: Geometry, swapped: bool, bn: int, count: int, bytes_moved: in
         registers = count * (bn // 2 + pixels // 2) + 60
         together = min(4, max(1, 65536 // (128 * min(255, registers))))
         stages = min(4, (SHARED_BYTES // together - 1024) // (pixels * bn * 2))
-        tiles = -(-pairs // (ROWS * count)) * -(-seen.group_out // bn)
+        over = -(-pairs // (ROWS * count)) * -(-seen.group_out // bn)  # programs that read the same dy
+        tiles = over * seen.groups
         if stages < 2 or registers > 230:
             continue
         box_seconds = max(WINDOW_SECONDS * pixels * count, 2 * pixels * ROWS * count * bn * MULTIPROCESSORS / PRODUCTS)
@@ -98,9 +99,9 @@ def tiles_of(seen: Geometry, swapped: bool, bn: int, count: int, bytes_moved: in
             splits = min(most, boxes, max(1, waves * slots // tiles))
             run = -(-boxes // splits)
             filled = -(-tiles * splits // slots)
-            memory = bytes_moved * (1 + 0.3 * (tiles - 1)) / MEMORY_BYTES  # other row tiles find dy in the cache
+            memory = bytes_moved * (1 + 0.1 * (over - 1)) / MEMORY_BYTES  # other row tiles find dy in the cache
             seconds = LAUNCH_SECONDS + max(filled * (run + 3) * box_seconds * together, memory)
-            seconds += 2 * splits * 4 * pairs * seen.group_out / MEMORY_BYTES
+            seconds += 2 * splits * 4 * pairs * seen.groups * seen.group_out / MEMORY_BYTES
             yield WindowTile(swapped, box, bn, count, stages, together, splits, seconds)
 
 
@@ -117,7 +118,7 @@ class WindowPlan:
     def shape(self) -> tuple[int, ...]:
         """Of the partial sums."""
         seen = turned_round(self.geo) if self.tile.swapped else self.geo
-        return (self.tile.splits, seen.group_out, *seen.kernel, seen.group_in)
+        return (self.tile.splits, seen.groups * seen.group_out, *seen.kernel, seen.group_in)
 
     def take(self, dy: Any, x: Any) -> bool:
         return tensors_fit(x if self.tile.swapped else dy)
@@ -153,7 +154,7 @@ def window_plan(geo: Geometry, tile: WindowTile) -> WindowPlan:
     pairs = seen.taps * seen.group_in
     boxes = tuple(-(-extent // size) for extent, size in zip((seen.batch, *seen.y), tile.box))
     run = -(-math.prod(boxes) // tile.splits)
-    tiles = -(-pairs // (ROWS * tile.RT)) * -(-seen.group_out // tile.BN)
+    tiles = -(-pairs // (ROWS * tile.RT)) * -(-seen.group_out // tile.BN) * geo.groups
     pn, b0, b1, b2 = tile.box
 
     def leading(dy: Any, x: Any, partial: Any) -> tuple[Any, ...]:
@@ -165,11 +166,12 @@ def window_plan(geo: Geometry, tile: WindowTile) -> WindowPlan:
     def launch(dy: Any, x: Any, partial: Any) -> Launch:
         yn, yc, *y = strides_of(dy)
         xn, xc, *xs = strides_of(x)
-        constants = {**seen.constants(), "KG": seen.group_out, "CG": seen.group_in, "WIDE": needs_wide(x),
+        constants = {**seen.constants(), "KG": seen.group_out, "CG": seen.group_in, "GROUPS": geo.groups,
+                     "WIDE": needs_wide(x),
                      "PN": pn, "B0": b0, "B1": b1, "B2": b2, "BN": tile.BN, "RT": tile.RT, "STAGES": tile.stages,
                      "WARPS": 4, "x_0": xs[0], "x_1": xs[1], "x_2": xs[2], "x_c": xc}
         scalars = (seen.batch, *seen.y, *seen.x, *boxes[1:], math.prod(boxes), run, yn, *y, yc, xn,
-                   seen.group_out * pairs, pairs)
+                   geo.groups * seen.group_out * pairs, pairs)
         return Launch((tiles * tile.splits,), scalars, constants, 4, 1, leading)
 
     collect = collect_step(geo, Widening(1, 1, tile.swapped), seen, tile.splits, folded=False)
