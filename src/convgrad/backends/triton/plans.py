@@ -9,7 +9,8 @@ from typing import Any
 import triton.language as tl
 
 from ...problem import DTYPES, Plan, Problem, Unsupported
-from . import box_plans, depthwise_plans, line_plans, part_plans
+from . import box_plans, cell_plans, depthwise_plans, line_plans, part_plans, wide_plans, window_plans
+from .flat import flattened, with_flat
 from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
 from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
@@ -30,6 +31,14 @@ from .weight import bias_kernel, reduce_kernel, weight_kernel
 
 def make_plan(problem: Problem, max_workspace: int | None, choice: Choice | None = None) -> Plan:
     """Return the plan for a problem that this backend can run; `choice` overrules the tuning cache and the model."""
+    flat = flattened(problem)
+    if flat is None or 0 in problem.conv.output_shape:
+        return plan_as_given(problem, max_workspace, choice)
+    return with_flat(plan_as_given(problem, max_workspace, None), plan_as_given(flat, max_workspace, choice))
+
+
+def plan_as_given(problem: Problem, max_workspace: int | None, choice: Choice | None) -> Plan:
+    """The plan for the problem's own shapes."""
     if DTYPES[problem.out_dtype][1] == 1:
         raise Unsupported(f"out_dtype={problem.out_dtype}: the kernels write float64, float32, bfloat16 or float16")
     geo = geometry(problem.conv)
@@ -54,7 +63,7 @@ def make_plan(problem: Problem, max_workspace: int | None, choice: Choice | None
         in_parts = part_plans.for_gather(problem, geo, max_workspace)
         if in_parts is not None:
             return part_gather_plan(problem, in_parts)
-    return noted(gather_plan(problem, geo, choice), source)
+    return noted(gather_plan(problem, geo, max_workspace, choice), source)
 
 
 def noted(plan: Plan, source: str) -> Plan:
@@ -83,7 +92,7 @@ def fill_zero(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: An
         result.zero_()
 
 
-def gather_plan(problem: Problem, geo: Geometry, choice: Choice | None) -> Plan:
+def gather_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
     """The output, or the input gradient."""
     is_input = problem.wrt == "input"
     tile = choose_gather(geo, is_input, operand_bytes(problem))
@@ -96,22 +105,33 @@ def gather_plan(problem: Problem, geo: Geometry, choice: Choice | None) -> Plan:
     note = f"tile: {tile}"
     name = f"gather_{DTYPES[problem.dtype][0]}_{tile.BM}x{tile.BN}x{tile.TS * tile.CB}"
     patch = box_plans.is_patch(problem, geo)
-    if (choice["kernel"] == "box" if choice is not None else
+    cells = cell_plans.for_problem(problem, geo, max_workspace, choice)
+    other = None if cells is not None else choice  # where tensors do not lie as cells need them, the model chooses
+    if (other["kernel"] == "box" if other is not None else
             (not tile.PACK or patch) and box_plans.gather_fits(problem, geo)):
-        box_tile = box_plans.choose_box_gather(geo, is_input, patch) if choice is None else \
-            box_plans.BoxTile(**fields_of(choice))
+        box_tile = box_plans.choose_box_gather(geo, is_input, patch) if other is None else \
+            box_plans.BoxTile(**fields_of(other))
         boxes = box_plans.box_gather(problem, geo, box_tile)
         note = f"tile: {box_tile}; where tensors are not aligned to 16 bytes: {tile}"
         name = f"box_{name.split('_')[1]}_{math.prod(box_tile.box)}x{box_tile.BN}x{box_tile.CB}"
 
+    spread_bytes = 0
+    if cells is not None:
+        note = f"tile: {cells.tile}; where tensors are not aligned to 16 bytes: {note}"
+        name = f"cells_{name.split('_')[1]}_{cells.tile.PN * cells.tile.B2}x{cells.tile.BN}x{cells.tile.CB}"
+        spread_bytes = -(-cells.spread_size // 2) * 4
+
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        if (boxes is not None and box_plans.tensors_fit(operands[0]) and box_plans.weight_rows_fit(operands[1])
+        if cells is not None and cells.take(operands[0], results[0]):
+            dx = results[0]
+            cells.write(operands[0], operands[1], dx, scratch(problem, workspace, (spread_bytes // 4,), dx))
+        elif (boxes is not None and box_plans.tensors_fit(operands[0]) and box_plans.weight_rows_fit(operands[1])
                 and (is_input or box_plans.folds(geo, operands[0]))):
             boxes(*operands, results[0])
         else:
             step(*operands, results[0], table_for(problem, results[0]))
 
-    return Plan(problem, "triton", name, on_tensors(problem, run), 0, (note,))
+    return Plan(problem, "triton", name, on_tensors(problem, run), spread_bytes, (note,))
 
 
 def part_gather_plan(problem: Problem, parts: part_plans.PartGather) -> Plan:
@@ -180,12 +200,32 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
         tile = plain = replace(plain, SPLITS=splits)
         note = f"tile: {lines.tile}; where tensors are not aligned to 16 bytes: {tile}"
         name = f"lines_{name.split('_')[1]}_{lines.tile.BK}x{lines.tile.NT}x{lines.tile.CB}_split{splits}"
+    wide = wide_plans.for_problem(problem, geo, max_workspace, choice)
+    windows = window_plans.for_problem(problem, geo, max_workspace, choice)
+    known = [other for other in (lines and lines.tile.seconds, wide and wide.seconds, windows and windows.tile.seconds)
+             if other]
+    if wide is not None and wide.seconds > min(known):
+        wide = None
+    if windows is not None and windows.tile.seconds > min(known):
+        windows = None
+    if wide is not None:
+        note = f"tile: {wide.note}; where tensors are not aligned to 16 bytes: {note}"
+        name = f"wide_{name.split('_', 1)[1]}"
+    if windows is not None:
+        note = f"tile: {windows.tile}; where tensors are not aligned to 16 bytes: {note}"
+        name = f"windows_{name.split('_')[1]}_{windows.tile.RT * 64}x{windows.tile.BN}_split{windows.tile.splits}"
     add = Step(reduce_kernel, lambda partial, result: reduce_launch(geo, splits, result))
     shape = (splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
     partial_bytes = (8 if problem.dtype == "float64" else 4) * math.prod(shape) if splits > 1 else 0
+    for other in (wide, windows):
+        partial_bytes = partial_bytes if other is None else max(partial_bytes, 4 * math.prod(other.shape))
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
         dw = results[0]
+        for other in (windows, wide):
+            if other is not None and other.take(operands[0], operands[1]):
+                other.write(operands[0], operands[1], scratch(problem, workspace, other.shape, dw), dw)
+                return
         partial = scratch(problem, workspace, shape, dw) if splits > 1 else dw
         target = partial.permute(0, 1, 5, 2, 3, 4) if splits > 1 else dw
         if lines is not None and lines.take(operands[0], operands[1]):
