@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ...problem import Problem
-from . import box_plans, depthwise_plans, line_plans
+from . import box_line_plans, box_plans, depthwise_plans, line_plans
 from .geometry import Geometry, geometry
 from .launch import power_of_two
 from .numbers_on_device import operand_bytes
@@ -48,6 +48,9 @@ def gather(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     plain = choose_gather(geo, is_input, size)
     patch = box_plans.is_patch(problem, geo)
     red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
+    if not plain.PACK or patch:
+        for tile in box_line_plans.worth_measuring(problem, geo):
+            yield choice_of("box_lines", tile)
     if (not plain.PACK or patch) and box_plans.gather_fits(problem, geo):
         model = box_plans.choose_box_gather(geo, is_input, patch)
         yield choice_of("box", model)

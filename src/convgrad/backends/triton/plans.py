@@ -9,7 +9,7 @@ from typing import Any
 import triton.language as tl
 
 from ...problem import DTYPES, Plan, Problem, Unsupported
-from . import box_plans, depthwise_plans, line_plans
+from . import box_line_plans, box_plans, depthwise_plans, line_plans
 from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
 from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
@@ -92,7 +92,11 @@ def gather_plan(problem: Problem, geo: Geometry, choice: Choice | None) -> Plan:
     note = f"tile: {tile}"
     name = f"gather_{DTYPES[problem.dtype][0]}_{tile.BM}x{tile.BN}x{tile.TS * tile.CB}"
     patch = box_plans.is_patch(problem, geo)
-    if (choice["kernel"] == "box" if choice is not None else
+    lines = box_line_plans.for_problem(problem, geo, choice) if choice is not None or not tile.PACK or patch else None
+    if lines is not None:
+        note = f"tile: {lines.tile}; where tensors are not aligned to 16 bytes: {tile}"
+        name = f"box_lines_{name.split('_')[1]}_{lines.tile.BM}x{lines.tile.BN}x{lines.tile.CB}"
+    elif (choice["kernel"] == "box" if choice is not None else
             (not tile.PACK or patch) and box_plans.gather_fits(problem, geo)):
         box_tile = box_plans.choose_box_gather(geo, is_input, patch) if choice is None else \
             box_plans.BoxTile(**fields_of(choice))
@@ -101,7 +105,9 @@ def gather_plan(problem: Problem, geo: Geometry, choice: Choice | None) -> Plan:
         name = f"box_{name.split('_')[1]}_{math.prod(box_tile.box)}x{box_tile.BN}x{box_tile.CB}"
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        if (boxes is not None and box_plans.tensors_fit(operands[0]) and box_plans.weight_rows_fit(operands[1])
+        if lines is not None and lines.take(*operands, results[0]):
+            lines.write(*operands, results[0])
+        elif (boxes is not None and box_plans.tensors_fit(operands[0]) and box_plans.weight_rows_fit(operands[1])
                 and (is_input or box_plans.folds(geo, operands[0]))):
             boxes(*operands, results[0])
         else:
