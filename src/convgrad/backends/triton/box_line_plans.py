@@ -208,7 +208,7 @@ def tile_with(work: Work, rows: int, columns: int, warps: int, together: int, ax
     if source_slots < 2 or weight_slots < 3:
         return None
     products = 2 * rows * columns * depth / PRODUCTS
-    read = rows // 64 * (64 + columns) * depth * 2 + weight_bytes
+    read = rows // 64 * (64 + columns) * depth * 2
     filled = copied * depth * 2 / taps + weight_bytes
     shared = (read + filled) / SHARED_RATE
     step = together * max(products, shared, filled / CACHE_RATE) + STEP_SECONDS
@@ -219,9 +219,9 @@ def tile_with(work: Work, rows: int, columns: int, warps: int, together: int, ax
     store = rows * columns * work.out_bytes / STORE_RATE + TILE_SECONDS / 2
     phases = work.phases
     seconds = TILE_SECONDS
-    for first in range(0, per_phase * len(phases), slots):
-        steps = math.prod(phases[first // per_phase]) * depth_steps
-        seconds += max(steps * step + store, together * store)
+    for place, taps_of_axis in enumerate(phases):  # the busiest program has the first tile of every wave
+        in_phase = -(-(place + 1) * per_phase // slots) - -(-place * per_phase // slots)
+        seconds += in_phase * max(math.prod(taps_of_axis) * depth_steps * step + store, together * store)
     moved = 2 * geo.batch * geo.groups * (geo.group_in * math.prod(geo.x) + geo.group_out * math.prod(geo.y))
     return BoxLineTile(box, rows, columns, depth, axis, taps, source_slots, weight_slots, out_slots, warps, together,
                        LAUNCH_SECONDS + max(seconds, moved / MEMORY_RATE))
