@@ -1,8 +1,8 @@
 """Output and input gradient on boxes of positions: two warps copy, the others multiply and store; written in Gluon.
 
-A program takes tile after tile: BM positions (a box) x BN channels, summed over taps and channels. One warp copies boxes
-of the source, one warp boxes of the weight, each into its own ring of slots in shared memory; the copies' zero fill is
-the padding. The tensor cores read both operands from there. While a tile is stored, the next one is being copied.
+A program takes tile after tile: BM positions (a box) x BN channels, summed over taps and channels. One warp copies
+boxes of the source, one warp boxes of the weight, each into its own ring of slots in shared memory; the copies' zero
+fill is the padding. The tensor cores read both operands from there. While a tile is stored, the next one is copied.
 
 Taps that follow each other on one axis (`AXIS`) can share one source box with NT - 1 taps' more lines: tap t multiplies
 the rows that begin t lines later. `boxes.py` has the same sums in plain Triton.
@@ -43,14 +43,14 @@ def phase_of(order, K: gl.constexpr, T: gl.constexpr, D: gl.constexpr, P: gl.con
 
 
 @gluon.jit
-def place_of(tile, counts, GEOMETRY: gl.constexpr, BOX: gl.constexpr, INPUT: gl.constexpr, COLUMN_TILES: gl.constexpr,
-             GROUPS: gl.constexpr, BN: gl.constexpr):
+def place_of(tile, counts, GEOMETRY: gl.constexpr, SHAPE: gl.constexpr):
     """Where a tile lies: first column, first position of its box, group, and (phase, first tap, slots, shift) per axis.
 
     Column tiles are neighbours, so that they find the same source in the cache; phases with the most taps come first.
     """
     boxes_n, boxes_0, boxes_1, boxes_2 = counts
-    K, T, D, P, G = GEOMETRY
+    K, T, D, P, G, INPUT = GEOMETRY
+    BOX, BN, COLUMN_TILES, GROUPS = SHAPE
     column = (tile % COLUMN_TILES) * BN
     rest = tile // COLUMN_TILES
     j2 = (rest % boxes_2) * BOX[3]
@@ -70,82 +70,104 @@ def place_of(tile, counts, GEOMETRY: gl.constexpr, BOX: gl.constexpr, INPUT: gl.
 
 
 @gluon.jit
-def outer_slots(axis0, axis1, axis2, AXIS: gl.constexpr):
-    """Number of slots per axis, 1 on the axis whose taps share a box."""
-    return (1 if AXIS == 0 else axis0[2]), (1 if AXIS == 1 else axis1[2]), (1 if AXIS == 2 else axis2[2])
+def work_of(item, whole, counts, GEOMETRY: gl.constexpr, SHAPE: gl.constexpr, AXIS: gl.constexpr,
+            DEPTH_STEPS: gl.constexpr, PARTS: gl.constexpr):
+    """The tile of an item of work, the outer slots per axis, and the steps to sum.
+
+    The first `whole` tiles are one item each, the others PARTS items. A step is one slot and CB channels; on the axis
+    whose taps share a box there is one slot.
+    """
+    if PARTS == 1:
+        place = place_of(item, counts, GEOMETRY, SHAPE)
+    else:
+        place = place_of(gl.where(item < whole, item, whole + (item - whole) // PARTS), counts, GEOMETRY, SHAPE)
+    outer0 = 1 if AXIS == 0 else place[3][2]
+    outer1 = 1 if AXIS == 1 else place[4][2]
+    outer2 = 1 if AXIS == 2 else place[5][2]
+    steps = outer0 * outer1 * outer2 * DEPTH_STEPS
+    if PARTS == 1:
+        begin = steps * 0
+        end = steps
+    else:
+        part = (item - whole) % PARTS
+        begin = gl.where(item < whole, 0, part * steps // PARTS)
+        end = gl.where(item < whole, steps, (part + 1) * steps // PARTS)
+    return place, (outer1, outer2), begin, end
 
 
 @gluon.jit
-def copy_source(source_box, slots, full, empty, tiles, counts, GEOMETRY: gl.constexpr, BOX: gl.constexpr,
-                INPUT: gl.constexpr, COLUMN_TILES: gl.constexpr, GROUPS: gl.constexpr, BN: gl.constexpr,
-                RED: gl.constexpr, CB: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, UNITS: gl.constexpr,
-                SLOTS: gl.constexpr, BYTES: gl.constexpr):
+def slot_of(step, outer, DEPTH_STEPS: gl.constexpr, CB: gl.constexpr):
+    """Slot on three axes and first channel of a step."""
+    outer1, outer2 = outer
+    slot = step // DEPTH_STEPS
+    return slot // (outer2 * outer1), (slot // outer2) % outer1, slot % outer2, (step % DEPTH_STEPS) * CB
+
+
+@gluon.jit
+def source_of(start, axis, slot, K: gl.constexpr, T: gl.constexpr, D: gl.constexpr, G: gl.constexpr,
+              INPUT: gl.constexpr):
+    """Where a position reads on one axis in a slot, and its tap."""
+    if INPUT:
+        return start + axis[3] - slot * (D // G), axis[1] + slot * (T // G)
+    else:
+        return start * T + axis[3] + slot * D, slot
+
+
+@gluon.jit
+def copy_source(source_box, slots, full, empty, items, whole, counts, GEOMETRY: gl.constexpr, SHAPE: gl.constexpr,
+                AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, CB: gl.constexpr, PARTS: gl.constexpr,
+                UNITS: gl.constexpr, SLOTS: gl.constexpr, BYTES: gl.constexpr):
     """The warp that copies boxes of the source, in the order in which `sum_tiles` reads them."""
-    K, T, D, P, G = GEOMETRY
-    slot = tiles * 0
-    round = tiles * 0  # how often all slots were filled, modulo 2
-    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        column, start, group, axis0, axis1, axis2 = place_of(tile, counts, GEOMETRY, BOX, INPUT, COLUMN_TILES, GROUPS,
-                                                             BN)
-        n, j0, j1, j2 = start
-        outer0, outer1, outer2 = outer_slots(axis0, axis1, axis2, AXIS)
-        for outer in range(0, outer0 * outer1 * outer2):
-            m2 = outer % outer2
-            m1 = (outer // outer2) % outer1
-            m0 = outer // (outer2 * outer1)
-            first = group * RED
-            if INPUT:  # a shared box begins where its last tap reads
-                i0 = j0 + axis0[3] - (NT - 1 if AXIS == 0 else m0) * (D[0] // G[0])
-                i1 = j1 + axis1[3] - (NT - 1 if AXIS == 1 else m1) * (D[1] // G[1])
-                i2 = j2 + axis2[3] - (NT - 1 if AXIS == 2 else m2) * (D[2] // G[2])
-            else:
-                reach = m2 * D[2] - P[2] + T[2] * P[2]
-                i0 = j0 * T[0] + (0 if AXIS == 0 else m0) * D[0] - P[0]
-                i1 = j1 * T[1] + (0 if AXIS == 1 else m1) * D[1] - P[1]
-                i2 = j2 + reach // T[2] - P[2]
-                first += (reach % T[2]) * (RED * GROUPS)  # `stride` neighbours of the last axis are seen as channels
-            for c in range(0, RED, CB):
+    K, T, D, _P, G, INPUT = GEOMETRY
+    DEPTH_STEPS: gl.constexpr = (RED + CB - 1) // CB
+    LOWEST: gl.constexpr = NT - 1 if INPUT else 0  # slot whose source line is the first of a shared box
+    slot = items * 0
+    round = items * 0  # how often all slots were filled, modulo 2
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        place, outer, begin, end = work_of(item, whole, counts, GEOMETRY, SHAPE, AXIS, DEPTH_STEPS, PARTS)
+        _column, start, group, axis0, axis1, axis2 = place
+        for step in range(begin, end):
+            m0, m1, m2, c = slot_of(step, outer, DEPTH_STEPS, CB)
+            i0 = source_of(start[1], axis0, LOWEST if AXIS == 0 else m0, K[0], T[0], D[0], G[0], INPUT)[0]
+            i1 = source_of(start[2], axis1, LOWEST if AXIS == 1 else m1, K[1], T[1], D[1], G[1], INPUT)[0]
+            i2 = source_of(start[3], axis2, LOWEST if AXIS == 2 else m2, K[2], T[2], D[2], G[2], INPUT)[0]
+            mbarrier.wait(empty.index(slot), round ^ 1)
+            mbarrier.expect(full.index(slot), BYTES)
+            box = slots.index(slot * UNITS)._reinterpret(slots.dtype, [1, 1, 1, 8, CB], source_box.layout)
+            tma.async_copy_global_to_shared(source_box, [start[0], i0, i1, i2, group * RED + c], full.index(slot), box)
+            slot, carry = wrapped(slot, 1, SLOTS)
+            round ^= carry
+
+
+@gluon.jit
+def copy_weight(weight_box, slots, full, empty, items, whole, counts, GEOMETRY: gl.constexpr, SHAPE: gl.constexpr,
+                AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr, CB: gl.constexpr,
+                PARTS: gl.constexpr, SLOTS: gl.constexpr, BYTES: gl.constexpr):
+    """The warp that copies boxes of the weight: one for every tap and step of channels."""
+    K, T, D, _P, G, INPUT = GEOMETRY
+    DEPTH_STEPS: gl.constexpr = (RED + CB - 1) // CB
+    slot = items * 0
+    round = items * 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        place, outer, begin, end = work_of(item, whole, counts, GEOMETRY, SHAPE, AXIS, DEPTH_STEPS, PARTS)
+        column, _start, group, axis0, axis1, axis2 = place
+        for step in range(begin, end):
+            m0, m1, m2, c = slot_of(step, outer, DEPTH_STEPS, CB)
+            for t in gl.static_range(NT):
+                tap0 = source_of(0, axis0, t if AXIS == 0 else m0, K[0], T[0], D[0], G[0], INPUT)[1]
+                tap1 = source_of(0, axis1, t if AXIS == 1 else m1, K[1], T[1], D[1], G[1], INPUT)[1]
+                tap2 = source_of(0, axis2, t if AXIS == 2 else m2, K[2], T[2], D[2], G[2], INPUT)[1]
+                tap = (tap0 * K[1] + tap1) * K[2] + tap2
                 mbarrier.wait(empty.index(slot), round ^ 1)
                 mbarrier.expect(full.index(slot), BYTES)
-                box = slots.index(slot * UNITS)._reinterpret(slots.dtype, [1, 1, 1, 8, CB], source_box.layout)
-                tma.async_copy_global_to_shared(source_box, [n, i0, i1, i2, first + c], full.index(slot), box)
+                if INPUT:
+                    tma.async_copy_global_to_shared(weight_box, [group * RED + c, tap * COL + column],
+                                                    full.index(slot), slots.index(slot))
+                else:
+                    tma.async_copy_global_to_shared(weight_box, [group * COL + column, tap * RED + c],
+                                                    full.index(slot), slots.index(slot))
                 slot, carry = wrapped(slot, 1, SLOTS)
                 round ^= carry
-
-
-@gluon.jit
-def copy_weight(weight_box, slots, full, empty, tiles, counts, GEOMETRY: gl.constexpr, BOX: gl.constexpr,
-                INPUT: gl.constexpr, COLUMN_TILES: gl.constexpr, GROUPS: gl.constexpr, BN: gl.constexpr,
-                RED: gl.constexpr, COL: gl.constexpr, CB: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr,
-                SLOTS: gl.constexpr, BYTES: gl.constexpr):
-    """The warp that copies boxes of the weight: one for every tap and step of channels."""
-    K, T, D, P, G = GEOMETRY
-    slot = tiles * 0
-    round = tiles * 0
-    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        column, start, group, axis0, axis1, axis2 = place_of(tile, counts, GEOMETRY, BOX, INPUT, COLUMN_TILES, GROUPS,
-                                                             BN)
-        outer0, outer1, outer2 = outer_slots(axis0, axis1, axis2, AXIS)
-        for outer in range(0, outer0 * outer1 * outer2):
-            m2 = outer % outer2
-            m1 = (outer // outer2) % outer1
-            m0 = outer // (outer2 * outer1)
-            for c in range(0, RED, CB):
-                for t in gl.static_range(NT):
-                    tap0 = axis0[1] + (t if AXIS == 0 else m0) * (T[0] // G[0] if INPUT else 1)
-                    tap1 = axis1[1] + (t if AXIS == 1 else m1) * (T[1] // G[1] if INPUT else 1)
-                    tap2 = axis2[1] + (t if AXIS == 2 else m2) * (T[2] // G[2] if INPUT else 1)
-                    tap = (tap0 * K[1] + tap1) * K[2] + tap2
-                    mbarrier.wait(empty.index(slot), round ^ 1)
-                    mbarrier.expect(full.index(slot), BYTES)
-                    if INPUT:
-                        tma.async_copy_global_to_shared(weight_box, [group * RED + c, tap * COL + column],
-                                                        full.index(slot), slots.index(slot))
-                    else:
-                        tma.async_copy_global_to_shared(weight_box, [group * COL + column, tap * RED + c],
-                                                        full.index(slot), slots.index(slot))
-                    slot, carry = wrapped(slot, 1, SLOTS)
-                    round ^= carry
 
 
 @gluon.jit
@@ -183,16 +205,19 @@ def result_columns(column, group, steps, STRIDE: gl.constexpr, COL: gl.constexpr
 
 
 @gluon.jit
-def masked_tile(pointers, place, extents, source_extents, source_steps, weight_steps, result_steps,
-                GEOMETRY: gl.constexpr, STRIDE: gl.constexpr, BOX: gl.constexpr, ROWS: gl.constexpr,
-                INPUT: gl.constexpr, PATCH: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
-                WARPS: gl.constexpr):
+def masked_tile(pointers, is_part, parts_at, work, extents, source_extents, source_steps, weight_steps, result_steps,
+                GEOMETRY: gl.constexpr, SHAPE: gl.constexpr, STRIDE: gl.constexpr, ROWS: gl.constexpr,
+                PATCH: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr,
+                PARTS: gl.constexpr, BM: gl.constexpr, CB: gl.constexpr, WARPS: gl.constexpr):
     """Sum a tile again, every tap by itself, and add a tap's sums only to positions that have it.
 
     A zero of the padding may have met an infinite weight.
     """
-    source, weight, result = pointers
-    K, T, D, P, G = GEOMETRY
+    source, weight, result, parts = pointers
+    K, T, D, _P, G, INPUT = GEOMETRY
+    BOX: gl.constexpr = SHAPE[0]
+    BN: gl.constexpr = SHAPE[1]
+    place, outer, begin, end = work
     column, start, group, axis0, axis1, axis2 = place
     S0, S1, S2 = source_extents
     s_n, s_0, s_1, s_2 = source_steps
@@ -203,6 +228,8 @@ def masked_tile(pointers, place, extents, source_extents, source_steps, weight_s
     layout: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1], [16, 8])
     left: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     right: gl.constexpr = gl.DotOperandLayout(1, layout, 2)
+    rows: gl.constexpr = gl.SliceLayout(1, layout)
+    across: gl.constexpr = gl.SliceLayout(0, layout)
     channel_left = gl.arange(0, DEPTH, layout=gl.SliceLayout(0, left))
     channel_right = gl.arange(0, DEPTH, layout=gl.SliceLayout(1, right))
     for first_row in range(0, BM, FEW):
@@ -215,30 +242,18 @@ def masked_tile(pointers, place, extents, source_extents, source_steps, weight_s
             columns = column + first_column + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, right))
             there_column = columns < (COL * STRIDE[0] * STRIDE[1] * STRIDE[2] if PATCH else COL)
             total = gl.full([FEW, WIDTH], 0.0, gl.float32, layout)
-            for slot in range(0, axis0[2] * axis1[2] * axis2[2]):
-                m2 = slot % axis2[2]
-                m1 = (slot // axis2[2]) % axis1[2]
-                m0 = slot // (axis2[2] * axis1[2])
-                if INPUT:
-                    i0 = j0 + axis0[3] - m0 * (D[0] // G[0])
-                    i1 = j1 + axis1[3] - m1 * (D[1] // G[1])
-                    i2 = j2 + axis2[3] - m2 * (D[2] // G[2])
-                    tap0 = axis0[1] + m0 * (T[0] // G[0])
-                    tap1 = axis1[1] + m1 * (T[1] // G[1])
-                    tap2 = axis2[1] + m2 * (T[2] // G[2])
-                else:
-                    i0 = j0 * T[0] + m0 * D[0] - P[0]
-                    i1 = j1 * T[1] + m1 * D[1] - P[1]
-                    i2 = j2 * T[2] + m2 * D[2] - P[2]
-                    tap0 = m0
-                    tap1 = m1
-                    tap2 = m2
-                there = ((index < ROWS) & (n < source_extents[3]) & (i0 >= 0) & (i0 < S0) & (i1 >= 0) & (i1 < S1)
+            for step in range(begin * NT, end * NT):
+                m0, m1, m2, c0 = slot_of(step // NT, outer, (RED + CB - 1) // CB, CB)
+                t = step % NT
+                i0, tap0 = source_of(j0, axis0, t if AXIS == 0 else m0, K[0], T[0], D[0], G[0], INPUT)
+                i1, tap1 = source_of(j1, axis1, t if AXIS == 1 else m1, K[1], T[1], D[1], G[1], INPUT)
+                i2, tap2 = source_of(j2, axis2, t if AXIS == 2 else m2, K[2], T[2], D[2], G[2], INPUT)
+                there = ((index < ROWS) & (n < extents[0]) & (i0 >= 0) & (i0 < S0) & (i1 >= 0) & (i1 < S1)
                          & (i2 >= 0) & (i2 < S2))
                 row = n.to(gl.int64) * s_n + i0.to(gl.int64) * s_0 + i1.to(gl.int64) * s_1 + i2.to(gl.int64) * s_2
                 at_tap = weight + (tap0.to(gl.int64) * w_0 + tap1.to(gl.int64) * w_1 + tap2.to(gl.int64) * w_2)
                 part = gl.full([FEW, WIDTH], 0.0, gl.float32, layout)
-                for c in range(0, RED, DEPTH):
+                for c in range(c0, gl.minimum(c0 + CB, RED), DEPTH):
                     a = gl.load(source + row[:, None] + (group * RED + c + channel_left)[None, :],
                                 mask=there[:, None] & (c + channel_left < RED)[None, :], other=0.0)
                     at = c + channel_right
@@ -251,11 +266,17 @@ def masked_tile(pointers, place, extents, source_extents, source_steps, weight_s
                 valid = gl.convert_layout(there, gl.SliceLayout(1, layout))
                 total += gl.where(valid[:, None], part, 0.0)
             where, row_there = result_rows(start, first_row, (axis0[0], axis1[0], axis2[0]), extents, result_steps,
-                                           BOX, ROWS, STRIDE, INPUT, FEW, gl.SliceLayout(1, layout))
-            across, across_there = result_columns(column + first_column, group, result_steps, STRIDE, COL, PATCH, WIDTH,
-                                                  gl.SliceLayout(0, layout))
-            gl.store(result + where[:, None] + across[None, :], total.to(result.dtype.element_ty),
-                     mask=row_there[:, None] & across_there[None, :])
+                                           BOX, ROWS, STRIDE, INPUT, FEW, rows)
+            beside, column_there = result_columns(column + first_column, group, result_steps, STRIDE, COL, PATCH,
+                                                  WIDTH, across)
+            to_result = row_there[:, None] & column_there[None, :]
+            if PARTS > 1:
+                at_row = (first_row + gl.arange(0, FEW, layout=rows)) * BN + parts_at
+                at_column = first_column + gl.arange(0, WIDTH, layout=across)
+                to_part = ((at_row >= 0) & is_part)[:, None] & (at_column >= 0)[None, :]
+                gl.store(parts + at_row[:, None] + at_column[None, :], total, mask=to_part)
+                to_result = to_result & (is_part == 0)
+            gl.store(result + where[:, None] + beside[None, :], total.to(result.dtype.element_ty), mask=to_result)
 
 
 @gluon.jit
@@ -280,33 +301,61 @@ def chunks_of(value, CHUNK: gl.constexpr, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def sum_tiles(source_slots, weight_slots, out_slots, barriers, result_box, pointers, tiles, counts, extents,
-              source_extents, source_steps, weight_steps, result_steps, GEOMETRY: gl.constexpr, STRIDE: gl.constexpr,
-              BOX: gl.constexpr, ROWS: gl.constexpr, INPUT: gl.constexpr, PATCH: gl.constexpr, COLUMN_TILES: gl.constexpr,
-              GROUPS: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr,
-              UNITS: gl.constexpr, LINE_UNITS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, CB: gl.constexpr,
-              SS: gl.constexpr, WS: gl.constexpr, OS: gl.constexpr, CHUNK: gl.constexpr, BY_BOX: gl.constexpr, WARPS: gl.constexpr):
-    """The multiplying warps: the sums of tile after tile, and their way to the result."""
-    source_full, source_empty, weight_full, weight_empty = barriers
-    result = pointers[2]
-    K, T, D, P, G = GEOMETRY
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BN, 16])
+def store_tile(acc, out_slots, result_box, result, place, extents, result_steps, SHAPE: gl.constexpr,
+               STRIDE: gl.constexpr, ROWS: gl.constexpr, INPUT: gl.constexpr, PATCH: gl.constexpr, COL: gl.constexpr,
+               BM: gl.constexpr, OS: gl.constexpr, CHUNK: gl.constexpr, BY_BOX: gl.constexpr, WARPS: gl.constexpr):
+    """The sums of a tile through shared memory to the result, by copies of boxes or row by row."""
+    column, start, group, axis0, axis1, axis2 = place
     PER: gl.constexpr = 128 // result.dtype.element_ty.primitive_bitwidth  # elements a thread stores at once
     flat: gl.constexpr = gl.BlockedLayout([1, PER], [32 * PER // CHUNK, CHUNK // PER], [WARPS, 1], [1, 0])
+    chunks = chunks_of(acc.to(result.dtype.element_ty), CHUNK, WARPS)
+    for i in gl.static_range(len(chunks)):
+        out = out_slots.index(i % OS)
+        if BY_BOX:
+            tma.store_wait(pendings=OS - 1)  # the box stored from this slot before
+        gl.thread_barrier()
+        out.store(chunks[i])
+        if BY_BOX:
+            fence_async_shared()
+            gl.thread_barrier()
+            tma.async_copy_shared_to_global(
+                result_box, [start[0], start[1], start[2], start[3], group * COL + column + i * CHUNK],
+                out._reinterpret(out.dtype, [1, 1, 1, 8, CHUNK], result_box.layout))
+        else:
+            gl.thread_barrier()
+            where, there = result_rows(start, 0, (axis0[0], axis1[0], axis2[0]), extents, result_steps, SHAPE[0], ROWS,
+                                       STRIDE, INPUT, BM, gl.SliceLayout(1, flat))
+            beside, column_there = result_columns(column + i * CHUNK, group, result_steps, STRIDE, COL, PATCH, CHUNK,
+                                                  gl.SliceLayout(0, flat))
+            gl.store(result + where[:, None] + beside[None, :], out.load(flat),
+                     mask=there[:, None] & column_there[None, :])
+
+
+@gluon.jit
+def sum_tiles(source_slots, weight_slots, out_slots, barriers, result_box, pointers, items, whole, counts, extents,
+              source_extents, source_steps, weight_steps, result_steps, GEOMETRY: gl.constexpr, SHAPE: gl.constexpr,
+              STRIDE: gl.constexpr, ROWS: gl.constexpr, PATCH: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr,
+              RED: gl.constexpr, COL: gl.constexpr, PARTS: gl.constexpr, UNITS: gl.constexpr,
+              LINE_UNITS: gl.constexpr, BM: gl.constexpr, CB: gl.constexpr, SS: gl.constexpr, WS: gl.constexpr,
+              OS: gl.constexpr, CHUNK: gl.constexpr, BY_BOX: gl.constexpr, WARPS: gl.constexpr):
+    """The multiplying warps: the sums of tile after tile, and their way to the result."""
+    source_full, source_empty, weight_full, weight_empty = barriers
+    INPUT: gl.constexpr = GEOMETRY[5]
+    BN: gl.constexpr = SHAPE[1]
+    DEPTH_STEPS: gl.constexpr = (RED + CB - 1) // CB
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BN, 16])
     rows_layout: gl.constexpr = gl.NVMMASharedLayout(source_slots.layout.swizzle_byte_width, 16, rank=2)
-    source_slot = tiles * 0
-    source_round = tiles * 0
-    weight_slot = tiles * 0
-    weight_round = tiles * 0
-    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        place = place_of(tile, counts, GEOMETRY, BOX, INPUT, COLUMN_TILES, GROUPS, BN)
-        column, start, group, axis0, axis1, axis2 = place
-        outer0, outer1, outer2 = outer_slots(axis0, axis1, axis2, AXIS)
-        steps = outer0 * outer1 * outer2 * ((RED + CB - 1) // CB)
+    source_slot = items * 0
+    source_round = items * 0
+    weight_slot = items * 0
+    weight_round = items * 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        work = work_of(item, whole, counts, GEOMETRY, SHAPE, AXIS, DEPTH_STEPS, PARTS)
+        place, _outer, begin, end = work
         acc = gl.full([BM, BN], 0.0, gl.float32, layout)
         source_before = source_slot
         weight_before = weight_slot
-        for step in range(0, steps):
+        for step in range(begin, end):
             mbarrier.wait(source_full.index(source_slot), source_round)
             for t in gl.static_range(NT):
                 mbarrier.wait(weight_full.index(weight_slot), weight_round)
@@ -317,9 +366,9 @@ def sum_tiles(source_slots, weight_slots, out_slots, barriers, result_box, point
                 acc = warpgroup_mma(a, b, acc, is_async=True)
                 acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
                 # the products before these are finished: their slots are free
-                mbarrier.arrive(weight_empty.index(weight_before), pred=(step > 0) | (t > 0))
+                mbarrier.arrive(weight_empty.index(weight_before), pred=(step > begin) | (t > 0))
                 if t == 0:
-                    mbarrier.arrive(source_empty.index(source_before), pred=step > 0)
+                    mbarrier.arrive(source_empty.index(source_before), pred=step > begin)
                 weight_before = weight_slot
                 weight_slot, carry = wrapped(weight_slot, 1, WS)
                 weight_round ^= carry
@@ -327,41 +376,31 @@ def sum_tiles(source_slots, weight_slots, out_slots, barriers, result_box, point
             source_slot, carry = wrapped(source_slot, 1, SS)
             source_round ^= carry
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-        mbarrier.arrive(weight_empty.index(weight_before), pred=steps > 0)
-        mbarrier.arrive(source_empty.index(source_before), pred=steps > 0)
+        mbarrier.arrive(weight_empty.index(weight_before), pred=end > begin)
+        mbarrier.arrive(source_empty.index(source_before), pred=end > begin)
+        parts_at = (item - whole) * (BM * BN)
         if any_nan(acc):
-            masked_tile(pointers, place, extents, source_extents, source_steps, weight_steps, result_steps, GEOMETRY,
-                        STRIDE, BOX, ROWS, INPUT, PATCH, RED, COL, BM, BN, WARPS)
+            masked_tile(pointers, item >= whole, parts_at, work, extents, source_extents, source_steps, weight_steps,
+                        result_steps, GEOMETRY, SHAPE, STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, PARTS, BM, CB, WARPS)
+        elif PARTS == 1:
+            store_tile(acc, out_slots, result_box, pointers[2], place, extents, result_steps, SHAPE, STRIDE, ROWS,
+                       INPUT, PATCH, COL, BM, OS, CHUNK, BY_BOX, WARPS)
         else:
-            chunks = chunks_of(acc.to(result.dtype.element_ty), CHUNK, WARPS)
-            for i in gl.static_range(len(chunks)):
-                out = out_slots.index(i % OS)
-                if BY_BOX:
-                    tma.store_wait(pendings=OS - 1)  # the box stored from this slot before
-                gl.thread_barrier()
-                out.store(chunks[i])
-                if BY_BOX:
-                    fence_async_shared()
-                    gl.thread_barrier()
-                    tma.async_copy_shared_to_global(
-                        result_box, [start[0], start[1], start[2], start[3], group * COL + column + i * CHUNK],
-                        out._reinterpret(out.dtype, [1, 1, 1, 8, CHUNK], result_box.layout))
-                else:
-                    gl.thread_barrier()
-                    where, there = result_rows(start, 0, (axis0[0], axis1[0], axis2[0]), extents, result_steps, BOX,
-                                               ROWS, STRIDE, INPUT, BM, gl.SliceLayout(1, flat))
-                    across, across_there = result_columns(column + i * CHUNK, group, result_steps, STRIDE, COL,
-                                                          PATCH, CHUNK, gl.SliceLayout(0, flat))
-                    gl.store(result + where[:, None] + across[None, :], out.load(flat),
-                             mask=there[:, None] & across_there[None, :])
+            if item < whole:
+                store_tile(acc, out_slots, result_box, pointers[2], place, extents, result_steps, SHAPE, STRIDE, ROWS,
+                           INPUT, PATCH, COL, BM, OS, CHUNK, BY_BOX, WARPS)
+            else:
+                at_row = parts_at + gl.arange(0, BM, layout=gl.SliceLayout(1, layout)) * BN
+                at_column = gl.arange(0, BN, layout=gl.SliceLayout(0, layout))
+                gl.store(pointers[3] + at_row[:, None] + at_column[None, :], acc)
     if BY_BOX:
         tma.store_wait(pendings=0)
 
 
 @gluon.jit
 def box_lines_kernel(
-        source_box, weight_box, result_box, source, weight, result,
-        tiles, N, S0, S1, S2, R0, R1, R2, boxes_n, boxes_0, boxes_1, boxes_2,
+        source_box, weight_box, result_box, source, weight, result, parts,
+        items, whole, N, S0, S1, S2, R0, R1, R2, boxes_n, boxes_0, boxes_1, boxes_2,
         s_n, s_0, s_1, s_2, w_o, w_i, w_0, w_1, w_2, rn, r0, r1, r2,
         RALIGN: gl.constexpr,
         K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
@@ -371,28 +410,31 @@ def box_lines_kernel(
         G0: gl.constexpr, G1: gl.constexpr, G2: gl.constexpr,
         RED: gl.constexpr, COL: gl.constexpr, GROUPS: gl.constexpr, INPUT: gl.constexpr, PATCH: gl.constexpr,
         PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr,
-        AXIS: gl.constexpr, NT: gl.constexpr, UNITS: gl.constexpr, LINE_UNITS: gl.constexpr,
+        AXIS: gl.constexpr, NT: gl.constexpr, PARTS: gl.constexpr, UNITS: gl.constexpr, LINE_UNITS: gl.constexpr,
         SOURCE_BYTES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, CB: gl.constexpr,
-        SS: gl.constexpr, WS: gl.constexpr, OS: gl.constexpr, CHUNK: gl.constexpr, BY_BOX: gl.constexpr, WARPS: gl.constexpr):
-    """UNITS of 8 rows make a slot of the source, LINE_UNITS the distance of two taps that share a box."""
-    BOX: gl.constexpr = (PN, B0, B1, B2)
+        SS: gl.constexpr, WS: gl.constexpr, OS: gl.constexpr, CHUNK: gl.constexpr, BY_BOX: gl.constexpr,
+        WARPS: gl.constexpr):
+    """UNITS of 8 rows make a slot of the source, LINE_UNITS the distance of two taps that share a box.
+
+    PATCH: windows lie side by side. Columns are all (tap, channel) pairs, and there is one slot, whatever the stride.
+    Tiles from `whole` on are summed in PARTS parts, which go to `parts` and are added by `add_parts_kernel`.
+    """
     ROWS: gl.constexpr = PN * B0 * B1 * B2
     dtype: gl.constexpr = source.dtype.element_ty
-    COLUMN_TILES: gl.constexpr = ((COL * K0 * K1 * K2 if PATCH else COL) + BN - 1) // BN
-    # windows side by side: one slot, whatever the stride
+    out_type: gl.constexpr = result.dtype.element_ty
     ONE: gl.constexpr = (1, 1, 1)
-    ZERO: gl.constexpr = (0, 0, 0)
-    GEOMETRY: gl.constexpr = (ONE, ONE, ONE, ZERO, ONE) if PATCH else (
-        (K0, K1, K2), (T0, T1, T2), (D0, D1, D2), (P0, P1, P2), (G0, G1, G2))
+    GEOMETRY: gl.constexpr = (ONE, ONE, ONE, (0, 0, 0), ONE, INPUT) if PATCH else (
+        (K0, K1, K2), (T0, T1, T2), (D0, D1, D2), (P0, P1, P2), (G0, G1, G2), INPUT)
+    SHAPE: gl.constexpr = ((PN, B0, B1, B2), BN, ((COL * K0 * K1 * K2 if PATCH else COL) + BN - 1) // BN, GROUPS)
     source_layout: gl.constexpr = gl.NVMMASharedLayout(source_box.layout.swizzle_byte_width, 16, rank=2)
-    out_layout: gl.constexpr = gl.NVMMASharedLayout(CHUNK * result.dtype.element_ty.primitive_bitwidth // 8,
-                                                    result.dtype.element_ty.primitive_bitwidth, rank=2)
+    out_layout: gl.constexpr = gl.NVMMASharedLayout(CHUNK * out_type.primitive_bitwidth // 8,
+                                                    out_type.primitive_bitwidth, rank=2)
     source_slots = gl.allocate_shared_memory(dtype, [SS * UNITS, 8, CB], source_layout)
     if INPUT:
         weight_slots = gl.allocate_shared_memory(dtype, [WS, CB, BN], weight_box.layout)
     else:
         weight_slots = gl.allocate_shared_memory(dtype, [WS, BN, CB], weight_box.layout)
-    out_slots = gl.allocate_shared_memory(result.dtype.element_ty, [OS, BM, CHUNK], out_layout)
+    out_slots = gl.allocate_shared_memory(out_type, [OS, BM, CHUNK], out_layout)
     source_full = gl.allocate_shared_memory(gl.int64, [SS, 1], mbarrier.MBarrierLayout())
     source_empty = gl.allocate_shared_memory(gl.int64, [SS, 1], mbarrier.MBarrierLayout())
     weight_full = gl.allocate_shared_memory(gl.int64, [WS, 1], mbarrier.MBarrierLayout())
@@ -412,13 +454,50 @@ def box_lines_kernel(
     counts = (boxes_n, boxes_0, boxes_1, boxes_2)
     barriers = (source_full, source_empty, weight_full, weight_empty)
     gl.warp_specialize(
-        [(sum_tiles, (source_slots, weight_slots, out_slots, barriers, result_box, (source, weight, result), tiles,
-                      counts, (N, R0, R1, R2), (S0, S1, S2, N), (s_n, s_0, s_1, s_2), (w_o, w_i, w_0, w_1, w_2),
-                      (rn * RALIGN, r0 * RALIGN, r1 * RALIGN, r2 * RALIGN), GEOMETRY, (T0, T1, T2), BOX, ROWS, INPUT, PATCH,
-                      COLUMN_TILES, GROUPS, RED, COL, AXIS, NT, UNITS, LINE_UNITS, BM, BN, CB, SS, WS, OS, CHUNK, BY_BOX,
-                      WARPS)),
-         (copy_source, (source_box, source_slots, source_full, source_empty, tiles, counts, GEOMETRY, BOX, INPUT,
-                        COLUMN_TILES, GROUPS, BN, RED, CB, AXIS, NT, UNITS, SS, SOURCE_BYTES)),
-         (copy_weight, (weight_box, weight_slots, weight_full, weight_empty, tiles, counts, GEOMETRY, BOX, INPUT,
-                        COLUMN_TILES, GROUPS, BN, RED, COL, CB, AXIS, NT, WS, CB * BN * 2))],
+        [(sum_tiles, (source_slots, weight_slots, out_slots, barriers, result_box, (source, weight, result, parts),
+                      items, whole, counts, (N, R0, R1, R2), (S0, S1, S2), (s_n, s_0, s_1, s_2),
+                      (w_o, w_i, w_0, w_1, w_2), (rn * RALIGN, r0 * RALIGN, r1 * RALIGN, r2 * RALIGN), GEOMETRY,
+                      SHAPE, (T0, T1, T2), ROWS, PATCH, AXIS, NT, RED, COL, PARTS, UNITS, LINE_UNITS, BM, CB, SS, WS,
+                      OS, CHUNK, BY_BOX, WARPS)),
+         (copy_source, (source_box, source_slots, source_full, source_empty, items, whole, counts, GEOMETRY, SHAPE,
+                        AXIS, NT, RED, CB, PARTS, UNITS, SS, SOURCE_BYTES)),
+         (copy_weight, (weight_box, weight_slots, weight_full, weight_empty, items, whole, counts, GEOMETRY, SHAPE,
+                        AXIS, NT, RED, COL, CB, PARTS, WS, CB * BN * 2))],
         [1, 1], [24, 24])
+
+
+@gluon.jit
+def add_parts_kernel(
+        parts, result, whole, N, R0, R1, R2, boxes_n, boxes_0, boxes_1, boxes_2, rn, r0, r1, r2,
+        RALIGN: gl.constexpr,
+        K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
+        T0: gl.constexpr, T1: gl.constexpr, T2: gl.constexpr,
+        D0: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
+        P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
+        G0: gl.constexpr, G1: gl.constexpr, G2: gl.constexpr,
+        COL: gl.constexpr, GROUPS: gl.constexpr, INPUT: gl.constexpr, PATCH: gl.constexpr,
+        PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr, PARTS: gl.constexpr,
+        BM: gl.constexpr, BN: gl.constexpr, FEW: gl.constexpr, WARPS: gl.constexpr):
+    """Add the parts of tiles in order, FEW rows a program, and write them to the result."""
+    ONE: gl.constexpr = (1, 1, 1)
+    GEOMETRY: gl.constexpr = (ONE, ONE, ONE, (0, 0, 0), ONE, INPUT) if PATCH else (
+        (K0, K1, K2), (T0, T1, T2), (D0, D1, D2), (P0, P1, P2), (G0, G1, G2), INPUT)
+    SHAPE: gl.constexpr = ((PN, B0, B1, B2), BN, ((COL * K0 * K1 * K2 if PATCH else COL) + BN - 1) // BN, GROUPS)
+    STRIDE: gl.constexpr = (T0, T1, T2)
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [128 // min(BN, 128), min(BN, 128) // 4], [WARPS, 1], [1, 0])
+    tile = gl.program_id(0)
+    first_row = gl.program_id(1) * FEW
+    column, start, group, axis0, axis1, axis2 = place_of(whole + tile, (boxes_n, boxes_0, boxes_1, boxes_2), GEOMETRY,
+                                                         SHAPE)
+    row = first_row + gl.arange(0, FEW, layout=gl.SliceLayout(1, layout))
+    at = parts + tile.to(gl.int64) * (PARTS * BM * BN) + (row * BN)[:, None] + gl.arange(
+        0, BN, layout=gl.SliceLayout(0, layout))[None, :]
+    total = gl.load(at)
+    for part in gl.static_range(1, PARTS):
+        total += gl.load(at + part * (BM * BN))
+    steps = (rn * RALIGN, r0 * RALIGN, r1 * RALIGN, r2 * RALIGN)
+    where, there = result_rows(start, first_row, (axis0[0], axis1[0], axis2[0]), (N, R0, R1, R2), steps,
+                               (PN, B0, B1, B2), PN * B0 * B1 * B2, STRIDE, INPUT, FEW, gl.SliceLayout(1, layout))
+    beside, column_there = result_columns(column, group, steps, STRIDE, COL, PATCH, BN, gl.SliceLayout(0, layout))
+    gl.store(result + where[:, None] + beside[None, :], total.to(result.dtype.element_ty),
+             mask=there[:, None] & column_there[None, :])

@@ -50,7 +50,7 @@ def make_plan(problem: Problem, max_workspace: int | None, choice: Choice | None
         return bias_plan(problem, geo, max_workspace)
     if wrt == "weight":
         return noted(weight_plan(problem, geo, max_workspace, choice), source)
-    return noted(gather_plan(problem, geo, choice), source)
+    return noted(gather_plan(problem, geo, max_workspace, choice), source)
 
 
 def noted(plan: Plan, source: str) -> Plan:
@@ -79,7 +79,7 @@ def fill_zero(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: An
         result.zero_()
 
 
-def gather_plan(problem: Problem, geo: Geometry, choice: Choice | None) -> Plan:
+def gather_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
     """The output, or the input gradient."""
     is_input = problem.wrt == "input"
     tile = choose_gather(geo, is_input, operand_bytes(problem))
@@ -92,7 +92,9 @@ def gather_plan(problem: Problem, geo: Geometry, choice: Choice | None) -> Plan:
     note = f"tile: {tile}"
     name = f"gather_{DTYPES[problem.dtype][0]}_{tile.BM}x{tile.BN}x{tile.TS * tile.CB}"
     patch = box_plans.is_patch(problem, geo)
-    lines = box_line_plans.for_problem(problem, geo, choice) if choice is not None or not tile.PACK or patch else None
+    lines = None
+    if choice is not None or patch or not tile.PACK:
+        lines = box_line_plans.for_problem(problem, geo, choice, max_workspace)
     if lines is not None:
         note = f"tile: {lines.tile}; where tensors are not aligned to 16 bytes: {tile}"
         name = f"box_lines_{name.split('_')[1]}_{lines.tile.BM}x{lines.tile.BN}x{lines.tile.CB}"
@@ -105,15 +107,17 @@ def gather_plan(problem: Problem, geo: Geometry, choice: Choice | None) -> Plan:
         name = f"box_{name.split('_')[1]}_{math.prod(box_tile.box)}x{box_tile.BN}x{box_tile.CB}"
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        if lines is not None and lines.take(*operands, results[0]):
-            lines.write(*operands, results[0])
+        if lines is not None and lines.take(operands[0], operands[1], results[0]):
+            parts = scratch(problem, workspace, lines.parts_shape, results[0]) if lines.tile.parts > 1 else None
+            lines.run(operands[0], operands[1], results[0], parts)
         elif (boxes is not None and box_plans.tensors_fit(operands[0]) and box_plans.weight_rows_fit(operands[1])
                 and (is_input or box_plans.folds(geo, operands[0]))):
             boxes(*operands, results[0])
         else:
             step(*operands, results[0], table_for(problem, results[0]))
 
-    return Plan(problem, "triton", name, on_tensors(problem, run), 0, (note,))
+    size = 4 * math.prod(lines.parts_shape) if lines is not None else 0
+    return Plan(problem, "triton", name, on_tensors(problem, run), size, (note,))
 
 
 def must_settle(numbers: dict[str, Any], computed: bool, stages: int) -> bool:
