@@ -353,8 +353,9 @@ def sum_tiles(source_slots, weight_slots, out_slots, barriers, result_box, point
         work = work_of(item, whole, counts, GEOMETRY, SHAPE, AXIS, DEPTH_STEPS, PARTS)
         place, _outer, begin, end = work
         acc = gl.full([BM, BN], 0.0, gl.float32, layout)
-        source_before = source_slot
-        weight_before = weight_slot
+        # NOTE: two names of one value would not both be carried through the loop
+        source_before = source_slot + 0
+        weight_before = weight_slot + 0
         for step in range(begin, end):
             mbarrier.wait(source_full.index(source_slot), source_round)
             for t in gl.static_range(NT):
