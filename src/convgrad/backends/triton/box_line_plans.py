@@ -12,7 +12,8 @@ import triton.experimental.gluon.language as gl
 
 from ...problem import DTYPES, Problem
 from . import box_plans
-from .box_lines import add_parts_kernel, box_lines_kernel
+from .box_lines import box_lines_kernel
+from .box_places import add_parts_kernel
 from .descriptors import BoxDescriptor
 from .direct import KNOWN_TRITON
 from .geometry import Geometry, strides_of
