@@ -9,6 +9,7 @@ the rows that begin t lines later. `boxes.py` has the same sums in plain Triton.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, assignment"
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -21,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .box_places import result_columns, result_rows, slot_of, source_of, work_of
-from .weight_lines import any_nan, wrapped
+from .weight_lines import wrapped
 
 
 @gluon.jit
@@ -79,6 +80,18 @@ def copy_weight(weight_box, slots, full, empty, items, whole, counts, GEOMETRY: 
                                                     full.index(slot), slots.index(slot))
                 slot, carry = wrapped(slot, 1, SLOTS)
                 round ^= carry
+
+
+@gluon.jit
+def larger_or_nan(a, b):
+    return gl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@gluon.jit
+def any_nan(value):
+    """Whether a tile has a NaN: one instruction for each element."""
+    largest = gl.reduce(gl.reduce(value, 1, larger_or_nan), 0, larger_or_nan)
+    return largest != largest
 
 
 @gluon.jit

@@ -51,7 +51,7 @@ def gather(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     if not plain.PACK or patch:
         for tile in box_line_plans.worth_measuring(problem, geo):
             yield choice_of("box_lines", tile)
-    if (not plain.PACK or patch) and box_plans.gather_fits(problem, geo):
+    if (not plain.PACK or patch) and box_plans.gather_fits(problem, geo) and not box_line_plans.fits(problem, geo):
         model = box_plans.choose_box_gather(geo, is_input, patch)
         yield choice_of("box", model)
         columns = col * geo.taps if patch else col
