@@ -12,9 +12,6 @@
 namespace convgrad {
 namespace {
 
-// Estimates are good to a fifth: a family that comes later in the list must promise more than that.
-constexpr double clear_gain = 0.8;
-
 bool is_empty(const Geometry& geo, unsigned wrt) {
   if ((wrt & wrt_weight) && (wrt & wrt_bias)) return geo.K == 0;
   const int64_t result = wrt & wrt_output  ? geo.N * geo.K * geo.out_pixels()
@@ -117,7 +114,7 @@ Plan choose_plan(const Problem& problem) {
                   plan->seconds * 1e3);
     asked.push_back(text);
     if (preferred && !std::strcmp(preferred, family.name)) plan->seconds = 0;
-    if (!best || plan->seconds < clear_gain * best->seconds) {
+    if (!best || plan->doubt * plan->seconds < best->seconds) {
       best = std::move(plan);
       winner = family.plan;
     }
