@@ -51,7 +51,7 @@ def call_key(function: str, arrays: dict[str, Any], parameters: tuple[Any, ...],
     """The array kind, and a key that determines everything but the data."""
     kind = kind_of(arrays, names)
     # a default equals nothing but itself, so it needs no exact stand-in
-    return kind, (function, kind.signature(arrays), _exact(parameters),
+    return kind, (function, kind, kind.signature(arrays), _exact(parameters),
                   None if options == DEFAULTS else _exact(options))
 
 

@@ -82,7 +82,8 @@ def _type_name(array: object) -> str:
 
 def _foreign_kind(array: Any, name: str) -> Kind:
     package = type(array).__module__.partition(".")[0]
-    module = KINDS.get(package) or ("convgrad.frontends.dlpack" if hasattr(array, "__dlpack__") else None)
+    shown = hasattr(array, "__dlpack__") or hasattr(array, "__cuda_array_interface__")
+    module = KINDS.get(package) or ("convgrad.frontends.dlpack" if shown else None)
     if module is None or (package in KINDS and package not in sys.modules):
         raise TypeError(f"{name} must be an array (NumPy, PyTorch, or anything with __dlpack__), "
                         f"got {_type_name(array)}")
