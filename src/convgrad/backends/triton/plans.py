@@ -9,7 +9,7 @@ from typing import Any
 import triton.language as tl
 
 from ...problem import DTYPES, Plan, Problem, Unsupported
-from . import box_plans, depthwise_plans, line_plans, part_plans
+from . import box_plans, depthwise_plans, line_plans, part_gather, part_plans
 from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
 from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
@@ -51,7 +51,7 @@ def make_plan(problem: Problem, max_workspace: int | None, choice: Choice | None
     if wrt == "weight":
         return noted(weight_plan(problem, geo, max_workspace, choice), source)
     if choice is None:
-        in_parts = part_plans.for_gather(problem, geo, max_workspace)
+        in_parts = part_gather.for_gather(problem, geo, max_workspace)
         if in_parts is not None:
             return part_gather_plan(problem, in_parts)
     return noted(gather_plan(problem, geo, choice), source)
@@ -114,7 +114,7 @@ def gather_plan(problem: Problem, geo: Geometry, choice: Choice | None) -> Plan:
     return Plan(problem, "triton", name, on_tensors(problem, run), 0, (note,))
 
 
-def part_gather_plan(problem: Problem, parts: part_plans.PartGather) -> Plan:
+def part_gather_plan(problem: Problem, parts: part_gather.PartGather) -> Plan:
     """The output or input gradient of float32 operands split into parts of 16 bits."""
     sums = parts.runner()
 
@@ -122,7 +122,8 @@ def part_gather_plan(problem: Problem, parts: part_plans.PartGather) -> Plan:
         sums(operands[0], operands[1], results[0], workspace)
 
     name = f"parts{parts.products}_f32_{math.prod(parts.tile.box)}x{parts.tile.BN}x{parts.tile.CB}"
-    note = f"{parts.chunks} chunks of {parts.images} images, {parts.products} products of 16-bit parts"
+    note = (f"{parts.chunks} chunks of {parts.images} images x {parts.rows} rows, {parts.products} products of 16-bit "
+            "parts")
     return Plan(problem, "triton", name, on_tensors(problem, run), parts.workspace_bytes,
                 (f"{note}; tile: {parts.tile}",))
 
@@ -207,7 +208,8 @@ def part_weight_plan(problem: Problem, geo: Geometry, parts: part_plans.PartPlan
         sums(operands[0], operands[1], results[0], workspace)
 
     name = f"parts{parts.products}_f32_{parts.tile.BK}x{parts.tile.NT}x{parts.tile.CB}_split{splits}"
-    note = f"{parts.chunks} chunks of {parts.images} images, {parts.products} products of 16-bit parts"
+    note = (f"{parts.chunks} chunks of {parts.images} images x {parts.rows} rows, {parts.products} products of 16-bit "
+            "parts")
     return Plan(problem, "triton", name, on_tensors(problem, run), parts.workspace_bytes,
                 (f"{note}; tile: {parts.tile}",))
 
