@@ -81,9 +81,12 @@ def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     for window in window_plans.worth_measuring(problem, geo):
         yield choice_of("windows", window)
     yield from wide_plans.worth_measuring(problem, geo)
-    for tile in line_plans.worth_measuring(problem, geo):
+    lines = line_plans.worth_measuring(problem, geo)
+    for tile in lines:
         yield choice_of("lines", tile)
     yield choice_of("weight", plain)
+    if lines and min(geo.group_in, geo.group_out) >= 64:
+        return  # lines were never slower there
     for times, pixels, stages, warps in ((1, 64, 2, 8), (1, 64, 1, 4), (2, 32, 2, 8), (2, 64, 2, 8), (1, 64, 3, 4),
                                          (2, 32, 1, 4), (4, 32, 2, 8), (1, 32, 2, 8)):
         columns = plain.TS * times
