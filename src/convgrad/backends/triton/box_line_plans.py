@@ -204,7 +204,7 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
     chunk = min(columns, 128 // work.out_bytes)
     room = SHARED_BYTES // together - SPARE_BYTES
     source_slots = weight_slots = out_slots = 0
-    for out_slots in (2, 1):
+    for out_slots in (2, 1) if columns > chunk else (1,):
         left = room - out_slots * rows * chunk * work.out_bytes
         if taps == 1:
             source_slots = weight_slots = min(8, left // (source_bytes + weight_bytes))
@@ -318,6 +318,16 @@ def tile_count(work: Work, tile: BoxLineTile) -> int:
     return boxes * -(-work.columns // tile.BN) * work.geo.groups * len(work.phases)
 
 
+def half_box(box: Box, rows: int) -> Box | None:
+    """How far the box of the second `rows` positions lies from the first one's; None where they are no box."""
+    axis = next((axis for axis in range(4) if box[axis] > 1), 3)
+    if math.prod(box) != 2 * rows or box[axis] % 2:
+        return None
+    beside = [0, 0, 0, 0]
+    beside[axis] = box[axis] // 2
+    return beside[0], beside[1], beside[2], beside[3]
+
+
 def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
     """The launches of a tile."""
     work = work_of(problem, geo)
@@ -331,7 +341,12 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
     units, line_units = units_of(work, tile.BM, tile.box, tile.axis, tile.NT)
     chunk = min(tile.BN, 128 // work.out_bytes)
     weight_block = (tile.CB, tile.BN) if is_input else (tile.BN, tile.CB)
-    dense = not patch and (not is_input or geo.phases == 1) and (geo.groups == 1 or col % tile.BN == 0)
+    halves = tile.warps // 4
+    beside = half_box(tile.box, tile.BM // halves)
+    dense = (not patch and (not is_input or geo.phases == 1) and (geo.groups == 1 or col % tile.BN == 0)
+             and (halves == 1 or beside is not None))
+    half: Box = tile.box if halves == 1 or beside is None else \
+        tuple(more or size for more, size in zip(beside, tile.box))  # type: ignore[assignment]
     to_extents = geo.x if is_input else geo.y
     pn, b0, b1, b2 = tile.box
     constants = {**geo.constants(), **geo.phase_constants("G"), "COL": col, "GROUPS": geo.groups, "INPUT": is_input,
@@ -342,7 +357,7 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
         return dense and box_plans.tensors_fit(result) and result.shape[1] * result.element_size() % 16 == 0
 
     def leading(source: Any, weight: Any, result: Any, parts: Any) -> tuple[Any, ...]:
-        target = box_descriptor(result, tile.box, chunk) if by_box(result) else None
+        target = box_descriptor(result, half, chunk) if by_box(result) else None
         steps = (1, 1, 1) if is_input else geo.stride
         return (box_descriptor(source, (copied[0], copied[1], copied[2], copied[3]), tile.CB, steps),
                 weight_descriptor(weight, weight_block), target, source, weight, result, parts)
@@ -356,10 +371,11 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
         more = {"RALIGN": ralign, "RED": red, "AXIS": tile.axis if tile.NT > 1 else -1, "NT": tile.NT, "UNITS": units,
                 "LINE_UNITS": line_units, "SOURCE_BYTES": math.prod(copied) * tile.CB * 2, "CB": tile.CB,
                 "SS": tile.source_slots, "WS": tile.weight_slots, "OS": tile.out_slots, "CHUNK": chunk,
-                "BY_BOX": by_box(result), "WARPS": tile.warps}
+                "BY_BOX": by_box(result), "HALVES": halves,
+                **dict(zip(("HN", "H0", "H1", "H2"), beside or (0, 0, 0, 0)))}
         programs = min(items, MULTIPROCESSORS * tile.together)
         registers = {1: None, 2: 128, 3: 80}[tile.together]
-        return Launch((programs,), scalars, {**constants, **more}, tile.warps, 1, leading, registers)
+        return Launch((programs,), scalars, {**constants, **more}, 4, 1, leading, registers)
 
     def add(parts: Any, result: Any) -> Launch:
         rn, _, *r = strides_of(result)
