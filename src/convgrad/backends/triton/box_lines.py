@@ -54,8 +54,9 @@ def copy_source(source_box, slots, full, empty, items, whole, counts, GEOMETRY: 
 
 @gluon.jit
 def copy_weight(weight_box, slots, full, empty, items, whole, counts, GEOMETRY: gl.constexpr, SHAPE: gl.constexpr,
-                AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr, CB: gl.constexpr,
-                PARTS: gl.constexpr, SLOTS: gl.constexpr, BYTES: gl.constexpr):
+                AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr,
+                WEIGHT_COL: gl.constexpr, CB: gl.constexpr, PARTS: gl.constexpr, SLOTS: gl.constexpr,
+                BYTES: gl.constexpr):
     """The warp that copies boxes of the weight: one for every tap and step of channels."""
     K, T, D, _P, G, INPUT = GEOMETRY
     DEPTH_STEPS: gl.constexpr = (RED + CB - 1) // CB
@@ -74,7 +75,7 @@ def copy_weight(weight_box, slots, full, empty, items, whole, counts, GEOMETRY: 
                 mbarrier.wait(empty.index(slot), round ^ 1)
                 mbarrier.expect(full.index(slot), BYTES)
                 if INPUT:
-                    tma.async_copy_global_to_shared(weight_box, [group * RED + c, tap * COL + column],
+                    tma.async_copy_global_to_shared(weight_box, [group * RED + c, tap * WEIGHT_COL + column],
                                                     full.index(slot), slots.index(slot))
                 else:
                     tma.async_copy_global_to_shared(weight_box, [group * COL + column, tap * RED + c],
@@ -309,8 +310,8 @@ def box_lines_kernel(
         D0: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
         G0: gl.constexpr, G1: gl.constexpr, G2: gl.constexpr,
-        RED: gl.constexpr, COL: gl.constexpr, GROUPS: gl.constexpr, INPUT: gl.constexpr, PATCH: gl.constexpr,
-        PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr,
+        RED: gl.constexpr, COL: gl.constexpr, WEIGHT_COL: gl.constexpr, GROUPS: gl.constexpr, INPUT: gl.constexpr,
+        PATCH: gl.constexpr, PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr,
         AXIS: gl.constexpr, NT: gl.constexpr, PARTS: gl.constexpr, UNITS: gl.constexpr, LINE_UNITS: gl.constexpr,
         SOURCE_BYTES: gl.constexpr, HN: gl.constexpr, H0: gl.constexpr, H1: gl.constexpr, H2: gl.constexpr,
         BM: gl.constexpr, BN: gl.constexpr, CB: gl.constexpr, SS: gl.constexpr, WS: gl.constexpr, OS: gl.constexpr,
@@ -375,7 +376,7 @@ def box_lines_kernel(
              (copy_source, (source_box, source_slots, source_full, source_empty, items, whole, counts, GEOMETRY, SHAPE,
                             AXIS, NT, RED, CB, PARTS, UNITS, SS, SOURCE_BYTES)),
              (copy_weight, (weight_box, weight_slots, weight_full, weight_empty, items, whole, counts, GEOMETRY, SHAPE,
-                            AXIS, NT, RED, COL, CB, PARTS, WS, CB * BN * 2))],
+                            AXIS, NT, RED, COL, WEIGHT_COL, CB, PARTS, WS, CB * BN * 2))],
             [4, 1, 1], [240, 24, 24])
     else:
         gl.warp_specialize(
@@ -386,5 +387,5 @@ def box_lines_kernel(
              (copy_source, (source_box, source_slots, source_full, source_empty, items, whole, counts, GEOMETRY, SHAPE,
                             AXIS, NT, RED, CB, PARTS, UNITS, SS, SOURCE_BYTES)),
              (copy_weight, (weight_box, weight_slots, weight_full, weight_empty, items, whole, counts, GEOMETRY, SHAPE,
-                            AXIS, NT, RED, COL, CB, PARTS, WS, CB * BN * 2))],
+                            AXIS, NT, RED, COL, WEIGHT_COL, CB, PARTS, WS, CB * BN * 2))],
             [1, 1], [24, 24])

@@ -108,15 +108,15 @@ def gather_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
         if lines is not None and lines.take(operands[0], operands[1], results[0]):
-            parts = scratch(problem, workspace, lines.parts_shape, results[0]) if lines.tile.parts > 1 else None
-            lines.run(operands[0], operands[1], results[0], parts)
+            memory = scratch(problem, workspace, (lines.memory,), results[0]) if lines.memory else None
+            lines.run(operands[0], operands[1], results[0], memory)
         elif (boxes is not None and box_plans.tensors_fit(operands[0]) and box_plans.weight_rows_fit(operands[1])
                 and (is_input or box_plans.folds(geo, operands[0]))):
             boxes(*operands, results[0])
         else:
             step(*operands, results[0], table_for(problem, results[0]))
 
-    size = 4 * math.prod(lines.parts_shape) if lines is not None else 0
+    size = 4 * lines.memory if lines is not None else 0
     return Plan(problem, "triton", name, on_tensors(problem, run), size, (note,))
 
 
