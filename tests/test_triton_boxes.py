@@ -64,6 +64,19 @@ def phase_of(order: int, k: int, t: int, d: int, p: int, g: int, is_input: bool)
     return phase, first, slots, (phase + p - first * d) // t
 
 
+def inside(axis: tuple[int, ...], start: int, extent: int, b: int, t: int, d: int, g: int,
+           is_input: bool) -> tuple[int, ...]:
+    """As in box_places.py, by trying all slots."""
+    phase, first, slots, shift = axis
+    reads = [[start + i + shift - m * (d // g) if is_input else (start + i) * t + shift + m * d for i in range(b)]
+             for m in range(slots)]
+    there = [m for m in range(slots) if any(0 <= place < extent for place in reads[m])] or [0]
+    skipped, count = there[0], len(there) if slots and any(0 <= place < extent for place in reads[there[0]]) else 0
+    assert there == list(range(there[0], there[-1] + 1))
+    move = -(d // g) if is_input else d
+    return phase, first + skipped * (t // g if is_input else 1), count, shift + skipped * move
+
+
 def rows_of(tensor: Any) -> Any:
     """A copy with channels last, padded to a multiple of 8."""
     last = tensor.permute(0, *range(2, tensor.dim()), 1).contiguous()
@@ -103,6 +116,10 @@ def walk(lines: Any, source: Any, weight: Any, shape: tuple[int, ...]) -> Any:
         rest, group = divmod(rest, v["GROUPS"])
         orders = (rest // (stride[2] * stride[1]), (rest // stride[2]) % stride[1], rest % stride[2])
         phases = [phase_of(*values, is_input) for values in zip(orders, kernel, stride, dilation, pad, common)]
+        seen = source_box.shape[1:4]
+        phases = [phases[a] if a == axis or kernel[a] + pad[a] <= 1 else
+                  inside(phases[a], start[1 + a], seen[a], box[1 + a], stride[a], dilation[a], common[a], is_input)
+                  for a in range(3)]
         outer = [1 if a == axis else phases[a][2] for a in range(3)]
         steps = math.prod(outer) * depth
         begin, end = (0, steps) if item < v["whole"] else (part * steps // v["PARTS"],

@@ -221,10 +221,10 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
         scalars = (items, tile.whole, geo.batch, *(geo.y if is_input else geo.x), *to_extents, *boxes, sn, *s,
                    *strides_of(weight), rn, *r)
         more = {"RALIGN": ralign, "RED": red, "WEIGHT_COL": weight_col, "NT": tile.NT,
-                "AXIS": tile.axis if tile.NT > 1 else -1, "UNITS": units, "LINE_UNITS": line_units, "SOURCE_BYTES": math.prod(copied) * tile.CB * 2, "CB": tile.CB,
-                "SS": tile.source_slots, "WS": tile.weight_slots, "OS": tile.out_slots, "CHUNK": chunk,
-                "BY_BOX": by_box(result), "HALVES": halves,
-                **dict(zip(("HN", "H0", "H1", "H2"), beside or (0, 0, 0, 0)))}
+                "AXIS": tile.axis if tile.NT > 1 else -1, "UNITS": units, "LINE_UNITS": line_units,
+                "SOURCE_BYTES": math.prod(copied) * tile.CB * 2, "CB": tile.CB, "SS": tile.source_slots,
+                "WS": tile.weight_slots, "OS": tile.out_slots, "CHUNK": chunk, "BY_BOX": by_box(result),
+                "HALVES": halves, **dict(zip(("HN", "H0", "H1", "H2"), beside or (0, 0, 0, 0)))}
         programs = min(items, MULTIPROCESSORS * tile.together)
         registers = {1: None, 2: 128, 3: 80}[tile.together]
         return Launch((programs,), scalars, {**constants, **more}, 4, 1, leading, registers)

@@ -18,11 +18,11 @@ SPARE_BYTES = 2560  # for barriers and what the compiler needs
 SHAPES = ((128, 256, 8, 1), (256, 128, 8, 1), (128, 128, 8, 1), (128, 128, 4, 2), (64, 256, 4, 2), (256, 64, 8, 1),
           (256, 64, 4, 2), (128, 64, 4, 2), (64, 128, 4, 2), (64, 64, 4, 3), (256, 32, 4, 2), (128, 32, 4, 3))
 # What the cost model counts with, for one multiprocessor: operations and bytes a second, and seconds.
-PRODUCTS = 850e12 / MULTIPROCESSORS
-SHARED_RATE = 210e9
-CACHE_RATE = 80e9
+PRODUCTS = 870e12 / MULTIPROCESSORS  # of tiles with 64 columns and more; fewer take the same time
+CACHE_RATE = 74e9
+ROW_SECONDS = 0.95e-9  # to copy a row of up to 128 bytes
 MEMORY_RATE = 3.8e12  # of all together
-STEP_SECONDS = 0.02e-6
+STEP_SECONDS = 0.01e-6
 TILE_SECONDS = 1.2e-6  # to fill the pipeline, to store a tile
 STORE_RATE = 60e9
 LAUNCH_SECONDS = 3e-6
@@ -129,7 +129,7 @@ def sizes(extent: int, most: int) -> list[int]:
 
 @lru_cache(maxsize=256)
 def box_for(work: Work, rows: int, axis: int, taps: int) -> Box | None:
-    """The box of at most `rows` positions that needs the fewest boxes, then the most compact one.
+    """The box of at most `rows` positions with the least to sum, then the most compact one.
 
     Taps that share a box are whole units of 8 rows apart, and on the axes before theirs the box has extent 1.
     """
@@ -141,15 +141,15 @@ def box_for(work: Work, rows: int, axis: int, taps: int) -> Box | None:
     for b2 in sizes(e2, min(rows, 256 // t2)):
         if axis == 1 and b2 * d1 % 8:
             continue
-        boxes_2 = -(-e2 // b2)
+        boxes_2 = -(-e2 // b2) * inside_share(work, b2, 2)
         for b1 in sizes(e1, min(rows // b2, 256 // t1)):
             if axis == 0 and b1 * b2 * d0 % 8:
                 continue
-            boxes_1 = boxes_2 * -(-e1 // b1)
+            boxes_1 = boxes_2 * -(-e1 // b1) * (1.0 if axis == 1 else inside_share(work, b1, 1))
             for b0 in sizes(e0, min(rows // (b2 * b1), 256 // t0)) if axis != 1 else (1,):
                 pn = min(n, 256, rows // (b2 * b1 * b0)) if axis < 0 else 1
                 images = -(-n // pn)
-                boxes = boxes_1 * -(-e0 // b0) * images
+                boxes = boxes_1 * -(-e0 // b0) * images * (1.0 if axis == 0 else inside_share(work, b0, 0))
                 # lines beside the box's own, which the cache has to bring once more; short runs of memory
                 more = (k0 - 1) * d0 / b0 + (k1 - 1) * d1 / b1 + (k2 - 1) * d2 / b2
                 shared = (taps - 1) * (d0 / b0 if axis == 0 else d1 / b1 if axis == 1 else 0)
@@ -191,20 +191,21 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
             break
     if source_slots < 2 or weight_slots < 3:
         return
-    products = 2 * rows * columns * depth / PRODUCTS
-    read = rows // 64 * (64 + columns) * depth * 2
+    products = 2 * rows * max(columns, 64) * depth / PRODUCTS
     filled = copied * depth * 2 / taps + weight_bytes
-    step = together * max(products, (read + filled) / SHARED_RATE, filled / CACHE_RATE) + STEP_SECONDS
+    copies = copied / taps + (depth * -(-columns // 64) if work.is_input else columns)
+    step = together * max(products, filled / CACHE_RATE, copies * ROW_SECONDS) + STEP_SECONDS
     depth_steps = -(-work.red // depth)
     boxes = math.prod(-(-extent // size) for extent, size in zip(work.positions, box))
     per_phase = boxes * -(-work.columns // columns) * geo.groups
     slots = MULTIPROCESSORS * together
     store = rows * columns * work.out_bytes / STORE_RATE + TILE_SECONDS / 2
     phases = work.phases
+    share = math.prod(inside_share(work, box[1 + a], a) for a in range(3) if taps == 1 or a != axis)
     seconds = TILE_SECONDS
     for place, slots_of_axes in enumerate(phases):  # the busiest program has the first tile of every wave
         waves = -(-(place + 1) * per_phase // slots) - -(-place * per_phase // slots)
-        last = max(math.prod(slots_of_axes) * depth_steps * step + store, together * store)
+        last = max(math.prod(slots_of_axes) * share * depth_steps * step + store, together * store)
         seconds += waves * last
     moved = 2 * geo.batch * geo.groups * (geo.group_in * math.prod(geo.x) + geo.group_out * math.prod(geo.y))
     tiles = per_phase * len(phases)
@@ -225,6 +226,25 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
     if parts > 1:
         again = 4 * (parts + 1) * rest * rows * columns
         yield tile(tiles - rest, parts, seconds - last + last / parts + store + PARTS_SECONDS + again / PARTS_RATE)
+
+
+@lru_cache(maxsize=1024)
+def inside_share(work: Work, size: int, axis: int) -> float:
+    """The part of an axis' slots in which boxes read more than padding; the kernel leaves out the others."""
+    geo = work.geo
+    extent, pad = work.positions[1 + axis], geo.pad[axis]
+    kernel, stride, dilation = geo.kernel[axis], geo.stride[axis], geo.dilation[axis]
+    starts = range(0, extent, size)
+    if kernel == 1 or len(starts) > 64 or (work.is_input and stride > 1):
+        return 1.0
+    limit = geo.y[axis] if work.is_input else geo.x[axis]
+    there = 0
+    for start in starts:
+        for k in range(kernel):
+            low = start + pad - k * dilation if work.is_input else start * stride - pad + k * dilation
+            reach = size - 1 if work.is_input else (size - 1) * stride
+            there += low + reach >= 0 and low < limit
+    return there / (len(starts) * kernel)
 
 
 def units_of(work: Work, rows: int, box: Box, axis: int, taps: int) -> tuple[int, int]:

@@ -22,14 +22,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .box_places import result_columns, result_rows, slot_of, source_of, work_of
+from .box_places import next_slot, result_columns, result_rows, slot_of, source_of, work_of
 from .weight_lines import wrapped
 
 
 @gluon.jit
-def copy_source(source_box, slots, full, empty, items, whole, counts, GEOMETRY: gl.constexpr, SHAPE: gl.constexpr,
-                AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, CB: gl.constexpr, PARTS: gl.constexpr,
-                UNITS: gl.constexpr, SLOTS: gl.constexpr, BYTES: gl.constexpr):
+def copy_source(source_box, slots, full, empty, items, whole, counts, source_extents, GEOMETRY: gl.constexpr,
+                SHAPE: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, CB: gl.constexpr,
+                PARTS: gl.constexpr, UNITS: gl.constexpr, SLOTS: gl.constexpr, BYTES: gl.constexpr):
     """The warp that copies boxes of the source, in the order in which `sum_tiles` reads them."""
     K, T, D, _P, G, INPUT = GEOMETRY
     DEPTH_STEPS: gl.constexpr = (RED + CB - 1) // CB
@@ -37,24 +37,27 @@ def copy_source(source_box, slots, full, empty, items, whole, counts, GEOMETRY: 
     slot = items * 0
     round = items * 0  # how often all slots were filled, modulo 2
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        place, outer, begin, end = work_of(item, whole, counts, GEOMETRY, SHAPE, AXIS, DEPTH_STEPS, PARTS)
+        place, outer, begin, end = work_of(item, whole, counts, source_extents, GEOMETRY, SHAPE, AXIS, DEPTH_STEPS,
+                                           PARTS)
         _column, start, group, axis0, axis1, axis2 = place
-        for step in range(begin, end):
-            m0, m1, m2, c = slot_of(step, outer, DEPTH_STEPS, CB)
+        m0, m1, m2, depth = slot_of(begin, outer, DEPTH_STEPS)
+        for _step in range(begin, end):
             i0 = source_of(start[1], axis0, LOWEST if AXIS == 0 else m0, K[0], T[0], D[0], G[0], INPUT)[0]
             i1 = source_of(start[2], axis1, LOWEST if AXIS == 1 else m1, K[1], T[1], D[1], G[1], INPUT)[0]
             i2 = source_of(start[3], axis2, LOWEST if AXIS == 2 else m2, K[2], T[2], D[2], G[2], INPUT)[0]
             mbarrier.wait(empty.index(slot), round ^ 1)
             mbarrier.expect(full.index(slot), BYTES)
             box = slots.index(slot * UNITS)._reinterpret(slots.dtype, [1, 1, 1, 8, CB], source_box.layout)
-            tma.async_copy_global_to_shared(source_box, [start[0], i0, i1, i2, group * RED + c], full.index(slot), box)
+            tma.async_copy_global_to_shared(source_box, [start[0], i0, i1, i2, group * RED + depth * CB],
+                                            full.index(slot), box)
             slot, carry = wrapped(slot, 1, SLOTS)
             round ^= carry
+            m0, m1, m2, depth = next_slot(m0, m1, m2, depth, outer, DEPTH_STEPS)
 
 
 @gluon.jit
-def copy_weight(weight_box, slots, full, empty, items, whole, counts, GEOMETRY: gl.constexpr, SHAPE: gl.constexpr,
-                AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr,
+def copy_weight(weight_box, slots, full, empty, items, whole, counts, source_extents, GEOMETRY: gl.constexpr,
+                SHAPE: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr,
                 WEIGHT_COL: gl.constexpr, CB: gl.constexpr, PARTS: gl.constexpr, SLOTS: gl.constexpr,
                 BYTES: gl.constexpr):
     """The warp that copies boxes of the weight: one for every tap and step of channels."""
@@ -63,10 +66,12 @@ def copy_weight(weight_box, slots, full, empty, items, whole, counts, GEOMETRY: 
     slot = items * 0
     round = items * 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        place, outer, begin, end = work_of(item, whole, counts, GEOMETRY, SHAPE, AXIS, DEPTH_STEPS, PARTS)
+        place, outer, begin, end = work_of(item, whole, counts, source_extents, GEOMETRY, SHAPE, AXIS, DEPTH_STEPS,
+                                           PARTS)
         column, _start, group, axis0, axis1, axis2 = place
-        for step in range(begin, end):
-            m0, m1, m2, c = slot_of(step, outer, DEPTH_STEPS, CB)
+        m0, m1, m2, depth = slot_of(begin, outer, DEPTH_STEPS)
+        for _step in range(begin, end):
+            c = depth * CB
             for t in gl.static_range(NT):
                 tap0 = source_of(0, axis0, t if AXIS == 0 else m0, K[0], T[0], D[0], G[0], INPUT)[1]
                 tap1 = source_of(0, axis1, t if AXIS == 1 else m1, K[1], T[1], D[1], G[1], INPUT)[1]
@@ -82,6 +87,7 @@ def copy_weight(weight_box, slots, full, empty, items, whole, counts, GEOMETRY: 
                                                     full.index(slot), slots.index(slot))
                 slot, carry = wrapped(slot, 1, SLOTS)
                 round ^= carry
+            m0, m1, m2, depth = next_slot(m0, m1, m2, depth, outer, DEPTH_STEPS)
 
 
 @gluon.jit
@@ -135,7 +141,8 @@ def masked_tile(pointers, is_part, parts_at, work, extents, source_extents, sour
             there_column = columns < (COL * STRIDE[0] * STRIDE[1] * STRIDE[2] if PATCH else COL)
             total = gl.full([FEW, WIDTH], 0.0, gl.float32, layout)
             for step in range(begin * NT, end * NT):
-                m0, m1, m2, c0 = slot_of(step // NT, outer, (RED + CB - 1) // CB, CB)
+                m0, m1, m2, depth = slot_of(step // NT, outer, (RED + CB - 1) // CB)
+                c0 = depth * CB
                 t = step % NT
                 i0, tap0 = source_of(j0, axis0, t if AXIS == 0 else m0, K[0], T[0], D[0], G[0], INPUT)
                 i1, tap1 = source_of(j1, axis1, t if AXIS == 1 else m1, K[1], T[1], D[1], G[1], INPUT)
@@ -250,7 +257,8 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
     weight_slot = items * 0
     weight_round = items * 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        work = work_of(item, whole, counts, GEOMETRY, SHAPE, AXIS, DEPTH_STEPS, PARTS)
+        work = work_of(item, whole, counts, source_extents, GEOMETRY, SHAPE, AXIS, DEPTH_STEPS,
+                                           PARTS)
         place, _outer, begin, end = work
         acc = gl.full([HM, BN], 0.0, gl.float32, layout)
         # NOTE: two names of one value would not both be carried through the loop
@@ -373,10 +381,10 @@ def box_lines_kernel(
                           counts, extents, source_extents, source_steps, weight_steps, result_steps, GEOMETRY, SHAPE,
                           STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB, SS, WS,
                           OS, CHUNK, BY_BOX)),
-             (copy_source, (source_box, source_slots, source_full, source_empty, items, whole, counts, GEOMETRY, SHAPE,
-                            AXIS, NT, RED, CB, PARTS, UNITS, SS, SOURCE_BYTES)),
-             (copy_weight, (weight_box, weight_slots, weight_full, weight_empty, items, whole, counts, GEOMETRY, SHAPE,
-                            AXIS, NT, RED, COL, WEIGHT_COL, CB, PARTS, WS, CB * BN * 2))],
+             (copy_source, (source_box, source_slots, source_full, source_empty, items, whole, counts, source_extents,
+                            GEOMETRY, SHAPE, AXIS, NT, RED, CB, PARTS, UNITS, SS, SOURCE_BYTES)),
+             (copy_weight, (weight_box, weight_slots, weight_full, weight_empty, items, whole, counts, source_extents,
+                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_COL, CB, PARTS, WS, CB * BN * 2))],
             [4, 1, 1], [240, 24, 24])
     else:
         gl.warp_specialize(
@@ -384,8 +392,8 @@ def box_lines_kernel(
                           counts, extents, source_extents, source_steps, weight_steps, result_steps, GEOMETRY, SHAPE,
                           STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB, SS, WS,
                           OS, CHUNK, BY_BOX)),
-             (copy_source, (source_box, source_slots, source_full, source_empty, items, whole, counts, GEOMETRY, SHAPE,
-                            AXIS, NT, RED, CB, PARTS, UNITS, SS, SOURCE_BYTES)),
-             (copy_weight, (weight_box, weight_slots, weight_full, weight_empty, items, whole, counts, GEOMETRY, SHAPE,
-                            AXIS, NT, RED, COL, WEIGHT_COL, CB, PARTS, WS, CB * BN * 2))],
+             (copy_source, (source_box, source_slots, source_full, source_empty, items, whole, counts, source_extents,
+                            GEOMETRY, SHAPE, AXIS, NT, RED, CB, PARTS, UNITS, SS, SOURCE_BYTES)),
+             (copy_weight, (weight_box, weight_slots, weight_full, weight_empty, items, whole, counts, source_extents,
+                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_COL, CB, PARTS, WS, CB * BN * 2))],
             [1, 1], [24, 24])
