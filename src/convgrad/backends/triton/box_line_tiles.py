@@ -12,8 +12,8 @@ from . import box_plans
 from .geometry import Geometry
 from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR, Box
 
-SHARED_BYTES = 227 * 1024  # of a multiprocessor
-SPARE_BYTES = 2560  # for barriers and what the compiler needs
+SHARED_BYTES = 228 * 1024  # of a multiprocessor
+LOST_BYTES = 1024 + 512  # of a program: kept by the driver, and for barriers and what the compiler needs
 # (positions, columns, warps, programs that share a multiprocessor)
 SHAPES = ((128, 256, 8, 1), (256, 128, 8, 1), (128, 128, 8, 1), (128, 128, 4, 2), (64, 256, 4, 2), (256, 64, 8, 1),
           (256, 64, 4, 2), (128, 64, 4, 2), (64, 128, 4, 2), (64, 64, 4, 3), (256, 32, 4, 2), (128, 32, 4, 3))
@@ -178,7 +178,7 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
     units, _ = units_of(work, rows, box, axis, taps)
     source_bytes, weight_bytes = units * 8 * depth * 2, columns * depth * 2
     chunk = min(columns, 128 // work.out_bytes)
-    room = SHARED_BYTES // together - SPARE_BYTES
+    room = SHARED_BYTES // together - LOST_BYTES
     source_slots = weight_slots = out_slots = 0
     for out_slots in (2, 1) if columns > chunk else (1,):
         left = room - out_slots * rows * chunk * work.out_bytes
