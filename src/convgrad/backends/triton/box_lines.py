@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .box_places import next_slot, result_columns, result_rows, slot_of, source_of, work_of
-from .weight_lines import wrapped
+from .line_places import wrapped
 
 
 @gluon.jit

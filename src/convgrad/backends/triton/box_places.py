@@ -7,7 +7,7 @@ The items of work of `box_lines.py` are counted through; these functions say wha
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .weight_lines import wrapped
+from .line_places import wrapped
 
 
 @gluon.jit

@@ -124,10 +124,12 @@ class Prepared:
         self.arguments = (ctypes.c_void_p(ctypes.addressof(self.config)), self.function,
                           ctypes.c_void_p(ctypes.addressof(self.table)), None)
         self.start = cuda().cuLaunchKernelEx
+        self.stream = 0
 
     def launch(self, stream: int) -> None:
         """Start the kernel on a stream."""
-        self.config.stream = stream
+        if stream != self.stream:
+            self.config.stream = self.stream = stream
         status = self.start(*self.arguments)
         if status == INVALID_CONTEXT:
             bind_context(self.device)

@@ -12,7 +12,7 @@ import triton.language as tl
 from ...numbers import hifloat8_tables
 from ...problem import DTYPES, Problem
 from .launch import INTERPRETED
-from .replay import Run, new_scratch, note_constant, recorded
+from .replay import Run, constant_tensor, new_scratch, recorded
 
 # Rounding of operands by (number format, compute mode): see elements.as_operand. Formats that a mode does not change
 # are not listed.
@@ -52,12 +52,8 @@ def table_for(problem: Problem, like: Any) -> Any:
     """Decoding table of an 8-bit format on the tensor's device (any tensor where none is needed)."""
     if problem.dtype != "hifloat8":
         return like
-    found = _tables.get(like.device)
-    if found is None:
-        values = np.asarray(hifloat8_tables()[0], dtype=np.float32)
-        found = _tables[like.device] = torch.from_numpy(values).to(like.device).to(torch.bfloat16)
-    note_constant(found)
-    return found
+    return constant_tensor(_tables, like.device, lambda: torch.from_numpy(
+        np.asarray(hifloat8_tables()[0], dtype=np.float32)).to(like.device).to(torch.bfloat16))
 
 
 def on_tensors(problem: Problem, run: Run) -> Run:
@@ -95,7 +91,7 @@ def as_tensor(array: Any, dtype: str) -> Any:
 
 
 def shares(array: Any, tensor: Any) -> bool:
-    return bool(array.size == 0 or array.__array_interface__["data"][0] == tensor.data_ptr())
+    return bool(array is tensor or array.size == 0 or array.__array_interface__["data"][0] == tensor.data_ptr())
 
 
 def as_array(tensor: Any, dtype: Any) -> Any:
