@@ -15,12 +15,15 @@ from .box_lines import box_lines_kernel
 from .box_places import add_parts_kernel
 from .descriptors import BoxDescriptor
 from .direct import KNOWN_TRITON
-from .geometry import Geometry, strides_of
+from .geometry import Geometry, Three, strides_of
 from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import rounding
 from .padded import PAD_ROWS, pad_kernel
 from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR, Box
 from .tuning import Choice, fields_of
+
+ONES: Three = (1, 1, 1)
+PHASES_BY_BOX = True  # the copy engine writes every stride-th position
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def layout_of(element_bytes: int, inner: int, rank: int) -> Any:
     return gl.NVMMASharedLayout(min(128, element_bytes * inner), 8 * element_bytes, rank=rank)
 
 
-def box_descriptor(tensor: Any, box: Box, channels: int, steps: tuple[int, int, int] = (1, 1, 1)) -> BoxDescriptor:
+def box_descriptor(tensor: Any, box: Box, channels: int, steps: Three) -> BoxDescriptor:
     plain = box_plans.descriptor(tensor, (1, 1, 1, 8, channels))
     return BoxDescriptor(plain.base, plain.shape, plain.strides, plain.block_shape,
                          layout_of(tensor.element_size(), channels, 5), box=(*box, channels), steps=(1, *steps, 1))
@@ -195,8 +198,9 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
     weight_block = (tile.CB, tile.BN) if is_input else (tile.BN, tile.CB)
     halves = tile.warps // 4
     beside = half_box(tile.box, tile.BM // halves)
-    dense = (not patch and (not is_input or geo.phases == 1) and (geo.groups == 1 or col % tile.BN == 0)
-             and (halves == 1 or beside is not None))
+    dense = (not patch and (geo.groups == 1 or col % tile.BN == 0) and (halves == 1 or beside is not None)
+             and (not is_input or geo.phases == 1 or (PHASES_BY_BOX and max(geo.stride) <= 8 and all(
+                 (size - 1) * stride < 256 for size, stride in zip(tile.box[1:], geo.stride)))))
     half: Box = tile.box if halves == 1 or beside is None else \
         tuple(more or size for more, size in zip(beside, tile.box))  # type: ignore[assignment]
     to_extents = geo.x if is_input else geo.y
@@ -209,8 +213,8 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
         return dense and box_plans.tensors_fit(result) and result.shape[1] * result.element_size() % 16 == 0
 
     def leading(source: Any, weight: Any, result: Any, parts: Any) -> tuple[Any, ...]:
-        target = box_descriptor(result, half, chunk) if by_box(result) else None
-        steps = (1, 1, 1) if is_input else geo.stride
+        target = box_descriptor(result, half, chunk, geo.stride if is_input else ONES) if by_box(result) else None
+        steps = ONES if is_input else geo.stride
         return (box_descriptor(source, (copied[0], copied[1], copied[2], copied[3]), tile.CB, steps),
                 weight_descriptor(weight, weight_block), target, source, weight, result, parts)
 

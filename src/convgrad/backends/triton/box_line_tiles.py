@@ -18,15 +18,16 @@ LOST_BYTES = 1024 + 512  # of a program: kept by the driver, and for barriers an
 SHAPES = ((128, 256, 8, 1), (256, 128, 8, 1), (128, 128, 8, 1), (128, 128, 4, 2), (64, 256, 4, 2), (256, 64, 8, 1),
           (256, 64, 4, 2), (128, 64, 4, 2), (64, 128, 4, 2), (64, 64, 4, 3), (256, 32, 4, 2), (128, 32, 4, 3))
 # What the cost model counts with, for one multiprocessor: operations and bytes a second, and seconds.
-PRODUCTS = 870e12 / MULTIPROCESSORS  # of tiles with 64 columns and more; fewer take the same time
-CACHE_RATE = 74e9
+PRODUCTS = 890e12 / MULTIPROCESSORS  # of tiles with 64 columns and more; fewer take the same time
+CACHE_RATE = 100e9
+DISTURBANCE = 0.5e-12  # seconds that a copied byte takes from the products
 ROW_SECONDS = 0.95e-9  # to copy a row of up to 128 bytes
 MEMORY_RATE = 3.8e12  # of all together
-STEP_SECONDS = 0.01e-6
-TILE_SECONDS = 1.2e-6  # to fill the pipeline, to store a tile
-STORE_RATE = 60e9
-LAUNCH_SECONDS = 3e-6
-PARTS_SECONDS = 3e-6  # of the kernel that adds parts, beside its bytes
+TILE_SECONDS = 0.8e-6  # to fill the pipeline, to store a tile
+STORE_RATE = 70e9
+LAUNCH_SECONDS = 4e-6
+TOGETHER = 1.05  # what programs that share a multiprocessor lose
+PARTS_SECONDS = 5e-6  # of the kernel that adds parts, beside its bytes
 PARTS_RATE = 2.5e12
 
 
@@ -194,7 +195,8 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
     products = 2 * rows * max(columns, 64) * depth / PRODUCTS
     filled = copied * depth * 2 / taps + weight_bytes
     copies = copied / taps + (depth * -(-columns // 64) if work.is_input else columns)
-    step = together * max(products, filled / CACHE_RATE, copies * ROW_SECONDS) + STEP_SECONDS
+    step = max(products, filled / CACHE_RATE, copies * ROW_SECONDS) + DISTURBANCE * filled
+    step *= together * TOGETHER if together > 1 else 1
     depth_steps = -(-work.red // depth)
     boxes = math.prod(-(-extent // size) for extent, size in zip(work.positions, box))
     per_phase = boxes * -(-work.columns // columns) * geo.groups

@@ -222,9 +222,15 @@ def store_tile(acc, out_slots, result_box, result, place, extents, result_steps,
         if BY_BOX:
             fence_async_shared()
             gl.thread_barrier()
+            i0 = start[1] + HALF * BESIDE[1]
+            i1 = start[2] + HALF * BESIDE[2]
+            i2 = start[3] + HALF * BESIDE[3]
+            if INPUT:
+                i0 = i0 * STRIDE[0] + axis0[0]
+                i1 = i1 * STRIDE[1] + axis1[0]
+                i2 = i2 * STRIDE[2] + axis2[0]
             tma.async_copy_shared_to_global(
-                result_box, [start[0] + HALF * BESIDE[0], start[1] + HALF * BESIDE[1], start[2] + HALF * BESIDE[2],
-                             start[3] + HALF * BESIDE[3], group * COL + column + i * CHUNK],
+                result_box, [start[0] + HALF * BESIDE[0], i0, i1, i2, group * COL + column + i * CHUNK],
                 out._reinterpret(out.dtype, [1, 1, 1, 8, CHUNK], result_box.layout))
         else:
             gl.thread_barrier()
