@@ -206,7 +206,7 @@ def test_padded_copies(shape: tuple[int, ...]) -> None:
     device = "cpu" if INTERPRETED else "cuda"
     tensor = torch.randint(-9, 9, shape, device=device).bfloat16()
     memory = torch.full((math.prod(shape) // shape[1] * up8(shape[1]) // 2,), float("nan"), device=device)
-    assert torch.equal(padded(tensor, memory), rows_of(tensor))
+    assert torch.equal(padded(tensor, memory, torch.bfloat16), rows_of(tensor))
 
 
 @pytest.mark.skipif(not ON_GPU, reason="Gluon kernels run on a GPU only")
@@ -215,6 +215,7 @@ def test_padded_copies(shape: tuple[int, ...]) -> None:
 def test_on_a_gpu(routine: str, text: str) -> None:
     check_exact(f"{routine} bf16 {text}", "triton")
     check_bound(f"{routine} f16 {text}", "triton")
+    check_bound(f"{routine} e4m3>bf16 {text}", "triton")
     check_nonfinite(f"{routine} bf16 {text}", "triton")
 
 

@@ -17,7 +17,7 @@ from .descriptors import BoxDescriptor
 from .direct import KNOWN_TRITON
 from .geometry import Geometry, Three, strides_of
 from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
-from .numbers_on_device import rounding
+from .numbers_on_device import STORED_8BIT, TORCH_DTYPES, rounding
 from .padded import PAD_ROWS, pad_kernel
 from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR, Box
 from .tuning import Choice, fields_of
@@ -51,12 +51,16 @@ def copies_for(problem: Problem, geo: Geometry) -> Copies:
     rows = geo.groups * geo.group_out * geo.taps
     other = not (problem.weight_layout.startswith("O") and problem.weight_layout.endswith("I"))
     ragged = channels_in % 8 and (channels_in * geo.taps % 8 or not is_input)
-    return Copies(2 * pixels * up8(red) if red % 8 else 0, 2 * rows * up8(channels_in) if ragged or other else 0)
+    decoded = problem.dtype in STORED_8BIT  # weights as 16-bit numbers; the source is decoded on its way to products
+    return Copies(2 * pixels * up8(red) if red % 8 and not decoded else 0,
+                  2 * rows * up8(channels_in) if ragged or other or decoded else 0)
 
 
 def fits(problem: Problem, geo: Geometry, max_workspace: int | None = None) -> bool:
-    """Whether these kernels can do a problem: 16-bit channels last, enough of them, and small copies if any."""
-    if (INTERPRETED or not KNOWN_TRITON or problem.dtype not in ("bfloat16", "float16") or rounding(problem) != ""
+    """Whether these kernels can do a problem: 16-bit or FP8 channels last, enough of them, and small copies if any."""
+    whole = problem.dtype in ("bfloat16", "float16") and rounding(problem) == ""
+    red = geo.group_out if problem.wrt == "input" else geo.group_in
+    if (INTERPRETED or not KNOWN_TRITON or not (whole or (rounding(problem) == "exact_f16" and red % 16 == 0))
             or problem.out_dtype == "float64" or not problem.layout.endswith("C") or min(geo.pad) < 0
             or (problem.wrt == "output" and max(geo.stride) > 8)):  # as far apart as a copy takes elements
         return False
@@ -118,7 +122,9 @@ class BoxLines:
         lies = result.shape[1] == 1 or result.stride(1) == 1
         if box_plans.is_patch(self.problem, self.geo):
             lies = lies and (result.shape[-1] == 1 or result.stride(-1) == result.shape[1])
-        return (lies and (self.copies.source > 0 or box_plans.tensors_fit(source))
+        steps = [step for axis, step in enumerate(source.stride()) if axis != 1 and source.shape[axis] > 1]
+        aligned = box_plans.tensors_fit(source) and not any(step * source.element_size() % 16 for step in steps)
+        return (lies and (self.copies.source > 0 or aligned)
                 and (self.copies.weight > 0 or box_plans.weight_rows_fit(weight)))
 
     def run(self, source: Any, weight: Any, result: Any, memory: Any) -> None:
@@ -126,9 +132,10 @@ class BoxLines:
         source_end = self.copies.source // 4
         weight_end = source_end + self.copies.weight // 4
         if self.copies.source:
-            source = padded(source, memory[:source_end])
+            source = padded(source, memory[:source_end], source.dtype)
         if self.copies.weight:
-            weight = padded(weight, memory[source_end:weight_end])
+            narrow = self.problem.dtype in STORED_8BIT
+            weight = padded(weight, memory[source_end:weight_end], TORCH_DTYPES["float16"] if narrow else weight.dtype)
         if self.tile.parts == 1:
             self.write(source, weight, result, result)
         else:
@@ -137,10 +144,10 @@ class BoxLines:
             self.add(parts, result)
 
 
-def padded(tensor: Any, memory: Any) -> Any:
+def padded(tensor: Any, memory: Any, dtype: Any) -> Any:
     """A copy of a tensor (canonical view) in given memory, its channels last and padded to 16 bytes."""
     outer, channels, *spatial = tensor.shape
-    copy = memory.view(tensor.dtype).view(outer, *spatial, up8(channels)).permute(0, -1, *range(1, tensor.dim() - 1))
+    copy = memory.view(dtype).view(outer, *spatial, up8(channels)).permute(0, -1, *range(1, tensor.dim() - 1))
     pad(tensor, copy)
     return copy
 
@@ -226,7 +233,7 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
                    *strides_of(weight), rn, *r)
         more = {"RALIGN": ralign, "RED": red, "WEIGHT_COL": weight_col, "NT": tile.NT,
                 "AXIS": tile.axis if tile.NT > 1 else -1, "UNITS": units, "LINE_UNITS": line_units,
-                "SOURCE_BYTES": math.prod(copied) * tile.CB * 2, "CB": tile.CB, "SS": tile.source_slots,
+                "SOURCE_BYTES": math.prod(copied) * tile.CB * work.source_bytes, "CB": tile.CB, "SS": tile.source_slots,
                 "WS": tile.weight_slots, "OS": tile.out_slots, "CHUNK": chunk, "BY_BOX": by_box(result),
                 "HALVES": halves, **dict(zip(("HN", "H0", "H1", "H2"), beside or (0, 0, 0, 0)))}
         programs = min(items, MULTIPROCESSORS * tile.together)

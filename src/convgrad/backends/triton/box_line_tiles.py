@@ -68,6 +68,7 @@ class Work:
     red: int
     columns: int
     positions: Box
+    source_bytes: int  # of an element
     out_bytes: int
 
     @property
@@ -88,7 +89,8 @@ def work_of(problem: Problem, geo: Geometry) -> Work:
     is_input, patch = problem.wrt == "input", box_plans.is_patch(problem, geo)
     red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
     return Work(geo, is_input, patch, red, col * geo.taps if patch else col,
-                (geo.batch, *(geo.phase_positions if is_input else geo.y)), DTYPES[problem.out_dtype][1])
+                (geo.batch, *(geo.phase_positions if is_input else geo.y)), DTYPES[problem.dtype][1],
+                DTYPES[problem.out_dtype][1])
 
 
 def choose(problem: Problem, geo: Geometry, max_workspace: int | None) -> BoxLineTile | None:
@@ -116,7 +118,7 @@ def all_tiles(work: Work, max_workspace: int | None) -> Iterator[BoxLineTile]:
             box = box_for(work, rows, axis, taps)
             if box is None:
                 continue
-            for depth in (64, 32, 16):
+            for depth in (64, 32, 16) if work.source_bytes == 2 else (64, 32):
                 yield from tiles_with(work, (rows, columns, warps, together), max(axis, 0), taps, box, depth,
                                       max_workspace)
 
@@ -177,7 +179,7 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
     if copied == 0 or (work.red % depth and geo.groups > 1) or (depth > 16 and work.red <= depth // 2):
         return
     units, _ = units_of(work, rows, box, axis, taps)
-    source_bytes, weight_bytes = units * 8 * depth * 2, columns * depth * 2
+    source_bytes, weight_bytes = units * 8 * depth * work.source_bytes, columns * depth * 2
     chunk = min(columns, 128 // work.out_bytes)
     room = SHARED_BYTES // together - LOST_BYTES
     source_slots = weight_slots = out_slots = 0
@@ -193,7 +195,7 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
     if source_slots < 2 or weight_slots < 3:
         return
     products = 2 * rows * max(columns, 64) * depth / PRODUCTS
-    filled = copied * depth * 2 / taps + weight_bytes
+    filled = copied * depth * work.source_bytes / taps + weight_bytes
     copies = copied / taps + (depth * -(-columns // 64) if work.is_input else columns)
     step = max(products, filled / CACHE_RATE, copies * ROW_SECONDS) + DISTURBANCE * filled
     step *= together * TOGETHER if together > 1 else 1
@@ -209,7 +211,9 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
         waves = -(-(place + 1) * per_phase // slots) - -(-place * per_phase // slots)
         last = max(math.prod(slots_of_axes) * share * depth_steps * step + store, together * store)
         seconds += waves * last
-    moved = 2 * geo.batch * geo.groups * (geo.group_in * math.prod(geo.x) + geo.group_out * math.prod(geo.y))
+    x_bytes, y_bytes = (work.out_bytes, work.source_bytes) if work.is_input else (work.source_bytes, work.out_bytes)
+    moved = geo.batch * geo.groups * (x_bytes * geo.group_in * math.prod(geo.x)
+                                      + y_bytes * geo.group_out * math.prod(geo.y))
     tiles = per_phase * len(phases)
     floor = moved / MEMORY_RATE
 

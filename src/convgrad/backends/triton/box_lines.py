@@ -155,6 +155,7 @@ def masked_tile(pointers, is_part, parts_at, work, extents, source_extents, sour
                 for c in range(c0, gl.minimum(c0 + CB, RED), DEPTH):
                     a = gl.load(source + row[:, None] + (group * RED + c + channel_left)[None, :],
                                 mask=there[:, None] & (c + channel_left < RED)[None, :], other=0.0)
+                    a = a.to(weight.dtype.element_ty)
                     at = c + channel_right
                     if INPUT:
                         place_b = (group * RED + at).to(gl.int64)[:, None] * w_o + (columns * w_i)[None, :]
@@ -257,7 +258,10 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
     HM: gl.constexpr = BM // HALVES
     DEPTH_STEPS: gl.constexpr = (RED + CB - 1) // CB
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    rows_layout: gl.constexpr = gl.NVMMASharedLayout(source_slots.layout.swizzle_byte_width, 16, rank=2)
+    operand: gl.constexpr = weight_slots.dtype
+    DECODE: gl.constexpr = source_slots.dtype != operand  # 8-bit numbers become 16-bit ones on their way to a product
+    rows_layout: gl.constexpr = gl.NVMMASharedLayout(source_slots.layout.swizzle_byte_width,
+                                                     source_slots.dtype.primitive_bitwidth, rank=2)
     source_slot = items * 0
     source_round = items * 0
     weight_slot = items * 0
@@ -278,8 +282,13 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
                 a = source_slots.index(source_slot * UNITS + unit)._reinterpret(source_slots.dtype, [HM, CB],
                                                                                  rows_layout)
                 b = weight_slots.index(weight_slot) if INPUT else weight_slots.index(weight_slot).permute([1, 0])
-                acc = warpgroup_mma(a, b, acc, is_async=True)
-                acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
+                if DECODE:  # from registers, which must not change before the products are finished
+                    left = a.load(gl.DotOperandLayout(0, layout, 2)).to(operand)
+                    acc = warpgroup_mma(left, b, acc, is_async=True)
+                    acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+                else:
+                    acc = warpgroup_mma(a, b, acc, is_async=True)
+                    acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
                 # the products before these are finished: their slots are free
                 mbarrier.arrive(weight_empty.index(weight_before), pred=(step > begin) | (t > 0))
                 if t == 0:
@@ -344,14 +353,15 @@ def box_lines_kernel(
     GEOMETRY: gl.constexpr = (ONE, ONE, ONE, (0, 0, 0), ONE, INPUT) if PATCH else (
         (K0, K1, K2), (T0, T1, T2), (D0, D1, D2), (P0, P1, P2), (G0, G1, G2), INPUT)
     SHAPE: gl.constexpr = ((PN, B0, B1, B2), BN, ((COL * K0 * K1 * K2 if PATCH else COL) + BN - 1) // BN, GROUPS)
-    source_layout: gl.constexpr = gl.NVMMASharedLayout(source_box.layout.swizzle_byte_width, 16, rank=2)
+    source_layout: gl.constexpr = gl.NVMMASharedLayout(source_box.layout.swizzle_byte_width, dtype.primitive_bitwidth,
+                                                       rank=2)
     out_layout: gl.constexpr = gl.NVMMASharedLayout(CHUNK * out_type.primitive_bitwidth // 8,
                                                     out_type.primitive_bitwidth, rank=2)
     source_slots = gl.allocate_shared_memory(dtype, [SS * UNITS, 8, CB], source_layout)
     if INPUT:
-        weight_slots = gl.allocate_shared_memory(dtype, [WS, CB, BN], weight_box.layout)
+        weight_slots = gl.allocate_shared_memory(weight.dtype.element_ty, [WS, CB, BN], weight_box.layout)
     else:
-        weight_slots = gl.allocate_shared_memory(dtype, [WS, BN, CB], weight_box.layout)
+        weight_slots = gl.allocate_shared_memory(weight.dtype.element_ty, [WS, BN, CB], weight_box.layout)
     out_slots = gl.allocate_shared_memory(out_type, [HALVES * OS, BM // HALVES, CHUNK], out_layout)
     source_full = gl.allocate_shared_memory(gl.int64, [SS, 1], mbarrier.MBarrierLayout())
     source_empty = gl.allocate_shared_memory(gl.int64, [SS, 1], mbarrier.MBarrierLayout())
