@@ -82,11 +82,11 @@ def by_box_lines(problem: Problem, geo: Geometry, max_workspace: int | None, cho
     tile = plan.tile
 
     def run(operands: Operands, result: Any, workspace: Any) -> None:
-        parts = scratch(problem, workspace, plan.parts_shape, result) if tile.parts > 1 else None
-        plan.run(operands[0], operands[1], result, parts)
+        memory = scratch(problem, workspace, (plan.memory,), result) if plan.memory else None
+        plan.run(operands[0], operands[1], result, memory)
 
     return Way(f"box_lines_{short(problem)}_{tile.BM}x{tile.BN}x{tile.CB}", str(tile), tile.seconds,
-               4 * math.prod(plan.parts_shape), lambda operands, result: plan.take(operands[0], operands[1], result),
+               4 * plan.memory, lambda operands, result: plan.take(operands[0], operands[1], result),
                run)
 
 
