@@ -9,7 +9,7 @@ from typing import Any
 import triton.language as tl
 
 from ...problem import DTYPES, Plan, Problem, Unsupported
-from . import box_plans, cell_plans, depthwise_plans, line_plans, wide_plans, window_plans
+from . import box_plans, cell_plans, depthwise_plans, line_plans, part_plans, wide_plans, window_plans
 from .flat import flattened, with_flat
 from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
@@ -59,6 +59,10 @@ def plan_as_given(problem: Problem, max_workspace: int | None, choice: Choice | 
         return bias_plan(problem, geo, max_workspace)
     if wrt == "weight":
         return noted(weight_plan(problem, geo, max_workspace, choice), source)
+    if choice is None:
+        in_parts = part_plans.for_gather(problem, geo, max_workspace)
+        if in_parts is not None:
+            return part_gather_plan(problem, in_parts)
     return noted(gather_plan(problem, geo, max_workspace, choice), source)
 
 
@@ -130,6 +134,19 @@ def gather_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
     return Plan(problem, "triton", name, on_tensors(problem, run), spread_bytes, (note,))
 
 
+def part_gather_plan(problem: Problem, parts: part_plans.PartGather) -> Plan:
+    """The output or input gradient of float32 operands split into parts of 16 bits."""
+    sums = parts.runner()
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        sums(operands[0], operands[1], results[0], workspace)
+
+    name = f"parts{parts.products}_f32_{math.prod(parts.tile.box)}x{parts.tile.BN}x{parts.tile.CB}"
+    note = f"{parts.chunks} chunks of {parts.images} images, {parts.products} products of 16-bit parts"
+    return Plan(problem, "triton", name, on_tensors(problem, run), parts.workspace_bytes,
+                (f"{note}; tile: {parts.tile}",))
+
+
 def must_settle(numbers: dict[str, Any], computed: bool, stages: int) -> bool:
     """Whether the first operand of products is computed in registers (see elements.settled)."""
     return (not INTERPRETED and numbers["ACC"] == tl.float32
@@ -173,6 +190,10 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
         geo, tile if not tile.SEG or in_lines(x) else plain, numbers, dy, x, result))
     splits, note = tile.SPLITS, f"tile: {tile}"
     name = f"weight_{DTYPES[problem.dtype][0]}_{tile.BK}x{tile.TS * tile.CB}x{tile.BP}_split{tile.SPLITS}"
+    if choice is None:
+        in_parts = part_plans.for_weight(problem, geo, max_workspace)
+        if in_parts is not None:
+            return part_weight_plan(problem, geo, in_parts)
     lines = line_plans.for_problem(problem, geo, max_workspace, choice)
     if lines is not None:
         splits = lines.tile.splits
@@ -215,6 +236,20 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
             add(partial, dw)
 
     return Plan(problem, "triton", name, on_tensors(problem, run), partial_bytes, (note,))
+
+
+def part_weight_plan(problem: Problem, geo: Geometry, parts: part_plans.PartPlan) -> Plan:
+    """The weight gradient of float32 operands split into parts of 16 bits."""
+    splits = parts.tile.splits
+    sums = parts.runner(Step(reduce_kernel, lambda partial, result: reduce_launch(geo, splits, result)))
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        sums(operands[0], operands[1], results[0], workspace)
+
+    name = f"parts{parts.products}_f32_{parts.tile.BK}x{parts.tile.NT}x{parts.tile.CB}_split{splits}"
+    note = f"{parts.chunks} chunks of {parts.images} images, {parts.products} products of 16-bit parts"
+    return Plan(problem, "triton", name, on_tensors(problem, run), parts.workspace_bytes,
+                (f"{note}; tile: {parts.tile}",))
 
 
 LINE_ENDS = ("LC", "WC")  # layouts whose last spatial axis and channels make one line
