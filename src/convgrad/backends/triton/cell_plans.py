@@ -21,7 +21,7 @@ from .tuning import Choice, fields_of
 
 # What the cost model counts with, in operations, bytes and seconds: rates of the products by the columns of a tile, of
 # copies from the cache by the bytes of a row.
-PRODUCTS = {8: 170e12, 16: 335e12, 32: 560e12, 64: 750e12, 128: 850e12, 256: 850e12}
+PRODUCTS = {8: 230e12, 16: 400e12, 32: 600e12, 64: 900e12, 128: 850e12, 256: 880e12}
 CACHE_BYTES = {16: 4e12, 32: 5.5e12, 64: 7e12}
 MEMORY_BYTES = 3.5e12
 LAUNCH_SECONDS = 8e-6
@@ -231,8 +231,8 @@ def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choi
 
 def expected_to_pay(geo: Geometry) -> bool:
     """Small groups, or few channels on one side."""
-    if geo.groups > 1:
-        return max(geo.group_in, geo.group_out) <= 128
+    if geo.groups > 1:  # with many taps on the last axis, which do not share their copies, boxes were faster
+        return max(geo.group_in, geo.group_out) <= 128 and geo.span[2] <= 32
     return min(geo.group_in, geo.group_out) <= 16
 
 
