@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ...problem import Problem
-from . import box_plans, cell_plans, depthwise_plans, line_plans, wide_plans, window_plans
+from . import box_line_plans, box_plans, cell_plans, depthwise_plans, line_plans, wide_plans, window_plans
 from .flat import flattened
 from .geometry import Geometry, geometry
 from .launch import power_of_two
@@ -53,7 +53,10 @@ def gather(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     if cell_plans.expected_to_pay(geo):
         for cells in cell_plans.worth_measuring(problem, geo):
             yield choice_of("cells", cells)
-    if (not plain.PACK or patch) and box_plans.gather_fits(problem, geo):
+    if not plain.PACK or patch:
+        for tile in box_line_plans.worth_measuring(problem, geo):
+            yield choice_of("box_lines", tile)
+    if (not plain.PACK or patch) and box_plans.gather_fits(problem, geo) and not box_line_plans.fits(problem, geo):
         model = box_plans.choose_box_gather(geo, is_input, patch)
         yield choice_of("box", model)
         columns = col * geo.taps if patch else col
@@ -75,7 +78,7 @@ def gather(problem: Problem, geo: Geometry) -> Iterator[Choice]:
 def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     size = operand_bytes(problem)
     plain = choose_weight(geo, size, None, problem.layout.endswith(LINE_ENDS))
-    for window in window_plans.worth_measuring(problem, geo):
+    for window in window_plans.worth_measuring(problem, geo) if window_plans.CHOSEN else []:
         yield choice_of("windows", window)
     yield from wide_plans.worth_measuring(problem, geo)
     for tile in line_plans.worth_measuring(problem, geo):

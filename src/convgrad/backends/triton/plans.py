@@ -9,7 +9,7 @@ from typing import Any
 import triton.language as tl
 
 from ...problem import DTYPES, Plan, Problem, Unsupported
-from . import box_plans, cell_plans, depthwise_plans, line_plans, part_plans, wide_plans, window_plans
+from . import depthwise_plans
 from .flat import flattened, with_flat
 from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
@@ -26,6 +26,7 @@ from .tiles import (
     reduce_tile,
 )
 from .tuning import Choice, fields_of, tuned
+from .ways import Way, add_step, gather_ways, weight_ways
 from .weight import bias_kernel, reduce_kernel, weight_kernel
 
 
@@ -59,10 +60,6 @@ def plan_as_given(problem: Problem, max_workspace: int | None, choice: Choice | 
         return bias_plan(problem, geo, max_workspace)
     if wrt == "weight":
         return noted(weight_plan(problem, geo, max_workspace, choice), source)
-    if choice is None:
-        in_parts = part_plans.for_gather(problem, geo, max_workspace)
-        if in_parts is not None:
-            return part_gather_plan(problem, in_parts)
     return noted(gather_plan(problem, geo, max_workspace, choice), source)
 
 
@@ -100,51 +97,23 @@ def gather_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
         tile = GatherTile(**fields_of(choice))
     step = Step(gather_kernel, lambda source, weight, result, table: gather_launch(
         geo, tile, is_input, arithmetic(problem), source, weight, result))
+    by_pointers = Way(f"gather_{DTYPES[problem.dtype][0]}_{tile.BM}x{tile.BN}x{tile.TS * tile.CB}", str(tile), math.inf,
+                      0, lambda operands, result: True,
+                      lambda operands, result, workspace: step(*operands, result, table_for(problem, result)))
+    return first_that_takes(problem, [*gather_ways(problem, geo, max_workspace, choice), by_pointers])
 
-    boxes = None
-    note = f"tile: {tile}"
-    name = f"gather_{DTYPES[problem.dtype][0]}_{tile.BM}x{tile.BN}x{tile.TS * tile.CB}"
-    patch = box_plans.is_patch(problem, geo)
-    cells = cell_plans.for_problem(problem, geo, max_workspace, choice)
-    other = None if cells is not None else choice  # where tensors do not lie as cells need them, the model chooses
-    if (other["kernel"] == "box" if other is not None else
-            (not tile.PACK or patch) and box_plans.gather_fits(problem, geo)):
-        box_tile = box_plans.choose_box_gather(geo, is_input, patch) if other is None else \
-            box_plans.BoxTile(**fields_of(other))
-        boxes = box_plans.box_gather(problem, geo, box_tile)
-        note = f"tile: {box_tile}; where tensors are not aligned to 16 bytes: {tile}"
-        name = f"box_{name.split('_')[1]}_{math.prod(box_tile.box)}x{box_tile.BN}x{box_tile.CB}"
 
-    spread_bytes = 0
-    if cells is not None:
-        note = f"tile: {cells.tile}; where tensors are not aligned to 16 bytes: {note}"
-        name = f"cells_{name.split('_')[1]}_{cells.tile.PN * cells.tile.B2}x{cells.tile.BN}x{cells.tile.CB}"
-        spread_bytes = -(-cells.spread_size // 2) * 4
-
+def first_that_takes(problem: Problem, ways: list[Way]) -> Plan:
+    """The plan that runs the first way which takes the tensors; the last takes all."""
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        if cells is not None and cells.take(operands[0], results[0]):
-            dx = results[0]
-            cells.write(operands[0], operands[1], dx, scratch(problem, workspace, (spread_bytes // 4,), dx))
-        elif (boxes is not None and box_plans.tensors_fit(operands[0]) and box_plans.weight_rows_fit(operands[1])
-                and (is_input or box_plans.folds(geo, operands[0]))):
-            boxes(*operands, results[0])
-        else:
-            step(*operands, results[0], table_for(problem, results[0]))
+        for way in ways:
+            if way.takes(operands, results[0]):
+                way.run(operands, results[0], workspace)
+                return
 
-    return Plan(problem, "triton", name, on_tensors(problem, run), spread_bytes, (note,))
-
-
-def part_gather_plan(problem: Problem, parts: part_plans.PartGather) -> Plan:
-    """The output or input gradient of float32 operands split into parts of 16 bits."""
-    sums = parts.runner()
-
-    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        sums(operands[0], operands[1], results[0], workspace)
-
-    name = f"parts{parts.products}_f32_{math.prod(parts.tile.box)}x{parts.tile.BN}x{parts.tile.CB}"
-    note = f"{parts.chunks} chunks of {parts.images} images, {parts.products} products of 16-bit parts"
-    return Plan(problem, "triton", name, on_tensors(problem, run), parts.workspace_bytes,
-                (f"{note}; tile: {parts.tile}",))
+    notes = [f"tile: {ways[0].note}", *(f"where tensors do not lie as that needs: {way.note}" for way in ways[1:])]
+    return Plan(problem, "triton", ways[0].name, on_tensors(problem, run), max(way.workspace_bytes for way in ways),
+                ("; ".join(notes),))
 
 
 def must_settle(numbers: dict[str, Any], computed: bool, stages: int) -> bool:
@@ -188,68 +157,23 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
     plain = replace(choose_weight(geo, operand_bytes(problem), max_workspace, False), SPLITS=tile.SPLITS)
     step = Step(weight_kernel, lambda dy, x, result, table: weight_launch(
         geo, tile if not tile.SEG or in_lines(x) else plain, numbers, dy, x, result))
-    splits, note = tile.SPLITS, f"tile: {tile}"
-    name = f"weight_{DTYPES[problem.dtype][0]}_{tile.BK}x{tile.TS * tile.CB}x{tile.BP}_split{tile.SPLITS}"
-    if choice is None:
-        in_parts = part_plans.for_weight(problem, geo, max_workspace)
-        if in_parts is not None:
-            return part_weight_plan(problem, geo, in_parts)
-    lines = line_plans.for_problem(problem, geo, max_workspace, choice)
-    if lines is not None:
-        splits = lines.tile.splits
-        tile = plain = replace(plain, SPLITS=splits)
-        note = f"tile: {lines.tile}; where tensors are not aligned to 16 bytes: {tile}"
-        name = f"lines_{name.split('_')[1]}_{lines.tile.BK}x{lines.tile.NT}x{lines.tile.CB}_split{splits}"
-    wide = wide_plans.for_problem(problem, geo, max_workspace, choice)
-    windows = window_plans.for_problem(problem, geo, max_workspace, choice)
-    known = [other for other in (lines and lines.tile.seconds, wide and wide.seconds, windows and windows.tile.seconds)
-             if other]
-    if wide is not None and wide.seconds > min(known):
-        wide = None
-    if windows is not None and windows.tile.seconds > min(known):
-        windows = None
-    if wide is not None:
-        note = f"tile: {wide.note}; where tensors are not aligned to 16 bytes: {note}"
-        name = f"wide_{name.split('_', 1)[1]}"
-    if windows is not None:
-        note = f"tile: {windows.tile}; where tensors are not aligned to 16 bytes: {note}"
-        name = f"windows_{name.split('_')[1]}_{windows.tile.RT * 64}x{windows.tile.BN}_split{windows.tile.splits}"
-    add = Step(reduce_kernel, lambda partial, result: reduce_launch(geo, splits, result))
+    splits = tile.SPLITS
+    add = add_step(geo, splits)
     shape = (splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
     partial_bytes = (8 if problem.dtype == "float64" else 4) * math.prod(shape) if splits > 1 else 0
-    for other in (wide, windows):
-        partial_bytes = partial_bytes if other is None else max(partial_bytes, 4 * math.prod(other.shape))
 
-    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        dw = results[0]
-        for other in (windows, wide):
-            if other is not None and other.take(operands[0], operands[1]):
-                other.write(operands[0], operands[1], scratch(problem, workspace, other.shape, dw), dw)
-                return
-        partial = scratch(problem, workspace, shape, dw) if splits > 1 else dw
-        target = partial.permute(0, 1, 5, 2, 3, 4) if splits > 1 else dw
-        if lines is not None and lines.take(operands[0], operands[1]):
-            lines.write(operands[0], operands[1], target)
-        else:
-            step(*operands, target, table_for(problem, dw))
-        if splits > 1:
-            add(partial, dw)
+    def run(operands: tuple[Any, ...], dw: Any, workspace: Any) -> None:
+        if splits == 1:
+            step(*operands, dw, table_for(problem, dw))
+            return
+        partial = scratch(problem, workspace, shape, dw)
+        step(*operands, partial.permute(0, 1, 5, 2, 3, 4), table_for(problem, dw))
+        add(partial, dw)
 
-    return Plan(problem, "triton", name, on_tensors(problem, run), partial_bytes, (note,))
-
-
-def part_weight_plan(problem: Problem, geo: Geometry, parts: part_plans.PartPlan) -> Plan:
-    """The weight gradient of float32 operands split into parts of 16 bits."""
-    splits = parts.tile.splits
-    sums = parts.runner(Step(reduce_kernel, lambda partial, result: reduce_launch(geo, splits, result)))
-
-    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        sums(operands[0], operands[1], results[0], workspace)
-
-    name = f"parts{parts.products}_f32_{parts.tile.BK}x{parts.tile.NT}x{parts.tile.CB}_split{splits}"
-    note = f"{parts.chunks} chunks of {parts.images} images, {parts.products} products of 16-bit parts"
-    return Plan(problem, "triton", name, on_tensors(problem, run), parts.workspace_bytes,
-                (f"{note}; tile: {parts.tile}",))
+    by_pointers = Way(
+        f"weight_{DTYPES[problem.dtype][0]}_{tile.BK}x{tile.TS * tile.CB}x{tile.BP}_split{tile.SPLITS}", str(tile),
+        math.inf, partial_bytes, lambda operands, result: True, run)
+    return first_that_takes(problem, [*weight_ways(problem, geo, max_workspace, choice), by_pointers])
 
 
 LINE_ENDS = ("LC", "WC")  # layouts whose last spatial axis and channels make one line
@@ -293,15 +217,6 @@ def weight_launch(geo: Geometry, tile: WeightTile, numbers: dict[str, Any], dy: 
     scalars = (geo.batch, *geo.y, *geo.x, *boxes[1:], math.prod(boxes), run, yn, yc, *y, xn, xc, *xs, r_split, ro, ri,
                *r)
     return Launch((programs,), scalars, constants, tile.warps, stages)
-
-
-def reduce_launch(geo: Geometry, splits: int, result: Any) -> Launch:
-    """The launch that adds `splits` partial weight gradients in order."""
-    ro, ri, *r = strides_of(result)
-    size = geo.groups * geo.group_out * geo.group_in * geo.taps
-    slabs, be = reduce_tile(size, splits)
-    return Launch((-(-size // be),), (size, splits, geo.group_in, *geo.kernel, ro, ri, *r),
-                  {"BS": slabs, "BE": be}, 4, 1)
 
 
 def bias_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Plan:
