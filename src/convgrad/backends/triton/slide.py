@@ -1,0 +1,390 @@
+"""Depthwise gradients by sliding along rows, in Gluon: every element is loaded once per strip and used from registers.
+
+A thread owns a *strip*: U neighbouring columns of V channels. It walks down the rows; a row is a window of columns, wide
+enough for all taps of the strip. The loads of the next row are under way while one is used. Columns and taps are tuples
+that the compiler unrolls, so that addresses are constants and all sums stay in registers. `depthwise.py` has the same
+sums in plain Triton; Gluon is used because plain Triton's search for memory layouts takes minutes on such long bodies.
+
+Axis 0 is summed tap by tap, axis 1 is the one along which a strip slides, axis 2 the one of the columns. On axis 1 a
+dilation is taken apart into residues: rows of one residue are neighbours. One *step* of the slide is one row of dy.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, assignment"
+# ruff: noqa: RUF005
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@triton.constexpr_function
+def window_low(U, T, D, P, K):
+    """Leftmost column of dy that the columns 0..U-1 of dx need."""
+    return min(((c + P - k * D) // T for c in range(U) for k in range(K) if (c + P - k * D) % T == 0), default=0)
+
+
+@triton.constexpr_function
+def window_width(U, T, D, P, K):
+    """How many columns of dy the columns 0..U-1 of dx need."""
+    columns = [(c + P - k * D) // T for c in range(U) for k in range(K) if (c + P - k * D) % T == 0]
+    return max(columns) - min(columns) + 1 if columns else 1
+
+
+@triton.constexpr_function
+def tap_between(c, w, U, T, D, P, K):
+    """The tap through which column w of a window of dy reaches column c of dx; -1 for none."""
+    low = min(((c + P - k * D) // T for c in range(U) for k in range(K) if (c + P - k * D) % T == 0), default=0)
+    return next((k for k in range(K) if c + P - k * D == (w + low) * T), -1)
+
+
+@triton.constexpr_function
+def larger(a, b):
+    return max(a, b)
+
+
+@triton.constexpr_function
+def rows_reached(K, T):
+    """How many steps a row of dy stays in use."""
+    return (K + T - 1) // T
+
+
+@triton.constexpr_function
+def strip_layout(V, BC, WARPS):
+    """V channels a thread, the lanes of a warp along the channels first."""
+    lanes = BC // V
+    return gl.BlockedLayout([1, V], [32 // lanes, lanes], [WARPS, 1], [1, 0])
+
+
+@gluon.jit
+def load_row(at, column, there, EXTENT: gl.constexpr, STEP: gl.constexpr, WIDTH: gl.constexpr):
+    """WIDTH neighbouring columns of a row from `column` on; zero outside the image."""
+    values = ()
+    for j in gl.static_range(WIDTH):
+        inside = (column + j).to(gl.uint32, bitcast=True) < EXTENT
+        values = values + (gl.load(at + j * STEP, mask=there & inside, other=0.0),)
+    return values
+
+
+@gluon.jit
+def as_sums(values, WIDTH: gl.constexpr):
+    sums = ()
+    for j in gl.static_range(WIDTH):
+        sums = sums + (values[j].to(gl.float32),)
+    return sums
+
+
+@gluon.jit
+def below(value, extent):
+    """0 <= value < extent."""
+    return value.to(gl.uint32, bitcast=True) < extent
+
+
+@gluon.jit
+def add_line(sums, window, taps, U: gl.constexpr, WIDTH: gl.constexpr, T: gl.constexpr, D: gl.constexpr,
+             P: gl.constexpr, K: gl.constexpr):
+    """Add a window of dy, times a line of taps, to the sums of U columns of dx."""
+    for w in gl.static_range(WIDTH):
+        for c in gl.static_range(U):
+            if tap_between(c, w, U, T, D, P, K) >= 0:
+                sums = sums[:c] + (sums[c] + window[w] * taps[tap_between(c, w, U, T, D, P, K)],) + sums[c + 1:]
+    return sums
+
+
+@gluon.jit
+def load_taps(at, there, STEP: gl.constexpr, K: gl.constexpr):
+    """A line of taps."""
+    taps = ()
+    for k in gl.static_range(K):
+        taps = taps + (gl.load(at + k * STEP, mask=there, other=0.0).to(gl.float32),)
+    return taps
+
+
+@gluon.jit
+def store_row(at, column, there, sums, EXTENT: gl.constexpr, STEP: gl.constexpr, U: gl.constexpr):
+    for c in gl.static_range(U):
+        ok = there
+        if EXTENT % U != 0:
+            ok = there & (column + c < EXTENT)
+        gl.store(at + c * STEP, sums[c].to(at.dtype.element_ty), mask=ok)
+
+
+@gluon.jit
+def place_of(tile, strips, segments, planes, RESIDUES: gl.constexpr, S: gl.constexpr, LAYOUT: gl.constexpr):
+    """(image, plane, segment, residue, strip) of the S strips of a tile."""
+    g = tile * S + gl.arange(0, S, layout=gl.SliceLayout(1, LAYOUT))[:, None]
+    strip = g % strips
+    g = g // strips
+    residue = g % RESIDUES
+    g = g // RESIDUES
+    segment = g % segments
+    g = g // segments
+    return g // planes, g % planes, segment, residue, strip
+
+
+@gluon.jit
+def any_of(flags):
+    return gl.max(gl.max(flags.to(gl.int32), 1), 0) != 0
+
+
+@gluon.jit
+def masked_input(dy, w_at, dx, there, n, plane, first, strip, c, rows, Q0, Q1, X1, y_steps, r_steps, w_0, w_1,
+                 Q2: gl.constexpr, X2: gl.constexpr, Y2: gl.constexpr, R2: gl.constexpr, W2: gl.constexpr,
+                 KERNEL: gl.constexpr, STRIDE: gl.constexpr, DILATION: gl.constexpr, PAD: gl.constexpr,
+                 U: gl.constexpr, zero):
+    """The rows first, first + dilation, … of dx with every product masked: slow, for infinite weights.
+
+    A zero that stands for padding times an infinite weight would be NaN.
+    """
+    y_n, y_0, y_1 = y_steps
+    r_n, r_0, r_1 = r_steps
+    for e in range(0, rows * U):
+        m_1 = first + (e // (STRIDE[1] * U)) * (STRIDE[1] * DILATION[1]) + (e // U) % STRIDE[1]
+        m_2 = strip * U + e % U
+        again = zero
+        for tap in range(0, KERNEL[0] * KERNEL[1] * KERNEL[2]):
+            tap0 = tap // (KERNEL[1] * KERNEL[2])
+            tap1 = (tap // KERNEL[2]) % KERNEL[1]
+            tap2 = tap % KERNEL[2]
+            s_0 = plane + PAD[0] - tap0 * DILATION[0]
+            s_1 = m_1 + PAD[1] - tap1 * DILATION[1]
+            s_2 = m_2 + PAD[2] - tap2 * DILATION[2]
+            ok = there & (below(s_0, Q0) & below(s_1, Q1 * STRIDE[1]) & (s_1 % STRIDE[1] == 0)
+                          & below(s_2, Q2 * STRIDE[2]) & (s_2 % STRIDE[2] == 0))
+            source = dy + (n.to(gl.int64) * y_n + s_0.to(gl.int64) * y_0 + (s_1 // STRIDE[1]).to(gl.int64) * y_1
+                           + (s_2 // STRIDE[2]) * Y2) + c
+            value = gl.load(source, mask=ok, other=0.0).to(gl.float32)
+            factor = gl.load(w_at + tap0 * w_0 + tap1 * w_1 + tap2 * W2, mask=there, other=0.0).to(gl.float32)
+            again += gl.where(ok, value * factor, 0.0)
+        target = dx + (n.to(gl.int64) * r_n + plane.to(gl.int64) * r_0 + m_1.to(gl.int64) * r_1 + m_2 * R2) + c
+        gl.store(target, again.to(dx.dtype.element_ty), mask=there & (below(m_1, X1) & (m_2 < X2)))
+
+
+@gluon.jit
+def slide_input_kernel(
+        dy, weight, dx, N, Q0, Q1, X0, X1, strips, segments, steps, start, turns, channel_tiles,
+        yn, y0, y1, rn, r0, r1, w_c, w_0, w_1,
+        YALIGN: gl.constexpr, RALIGN: gl.constexpr, C: gl.constexpr, Q2: gl.constexpr, X2: gl.constexpr,
+        Y2: gl.constexpr, R2: gl.constexpr, W2: gl.constexpr,
+        K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
+        T1: gl.constexpr, T2: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
+        P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
+        HELD: gl.constexpr, FLUSH: gl.constexpr, U: gl.constexpr, V: gl.constexpr, UNROLL: gl.constexpr,
+        S: gl.constexpr, BC: gl.constexpr, WARPS: gl.constexpr):
+    """dx: each row of dy is added to the sums of the rows it reaches; the finished rows are stored, the rest move up.
+
+    A segment of rows starts `start` steps before its first row, so that all rows of dy that reach it are met. With FLUSH
+    there is one segment, which starts at the first row of dy and stores what is left after the last one.
+    """
+    y_n, y_0, y_1 = yn.to(gl.int64) * YALIGN, y0.to(gl.int64) * YALIGN, y1.to(gl.int64) * YALIGN
+    r_n, r_0, r_1 = rn.to(gl.int64) * RALIGN, r0.to(gl.int64) * RALIGN, r1.to(gl.int64) * RALIGN
+    LAYOUT: gl.constexpr = strip_layout(V, BC, WARPS)
+    WIDTH: gl.constexpr = window_width(U, T2, D2, P2, K2)
+    LOW: gl.constexpr = window_low(U, T2, D2, P2, K2)
+    RING: gl.constexpr = larger(K1, T1)
+    FIRST: gl.constexpr = P1 // T1 if D1 == 1 else P1  # row of dy of step 0
+    pid = gl.program_id(0)
+    c = (pid % channel_tiles) * BC + gl.arange(0, BC, layout=gl.SliceLayout(0, LAYOUT))[None, :]
+    n, plane, segment, residue, strip = place_of(pid // channel_tiles, strips, segments, X0, D1, S, LAYOUT)
+    there = (n < N) & (c < C)
+    step = segment * steps - start
+    o = FIRST + residue + step * D1
+    i = T1 * FIRST - P1 + residue + step * (T1 * D1)
+    column = strip * (U // T2) + LOW
+    y_at = dy + (n.to(gl.int64) * y_n + (plane + P0).to(gl.int64) * y_0 + o.to(gl.int64) * y_1 + column * Y2) + c
+    r_at = dx + (n.to(gl.int64) * r_n + plane.to(gl.int64) * r_0 + i.to(gl.int64) * r_1 + strip * (U * R2)) + c
+    zero = gl.full([S, BC], 0.0, gl.float32, LAYOUT)
+    w_at = weight + gl.full([S, 1], 0, gl.int32, LAYOUT) + c * w_c
+
+    suspect = zero
+    taps = ()
+    for k in gl.static_range(K0 * K1):
+        line = load_taps(w_at + (k // K1) * w_0 + (k % K1) * w_1, there, W2, K2)
+        for t in gl.static_range(K2):
+            suspect += line[t] * 0.0
+        if HELD:
+            taps = taps + line
+    if any_of(suspect != suspect):
+        masked_input(dy, w_at, dx, there, n, plane, i + start * (T1 * D1), strip, c, steps * T1, Q0, Q1, X1,
+                     (y_n, y_0, y_1), (r_n, r_0, r_1), w_0, w_1, Q2, X2, Y2, R2, W2, (K0, K1, K2), (1, T1, T2),
+                     (D0, D1, D2), (P0, P1, P2), U, zero)
+    else:
+        acc = (zero,) * (RING * U)
+        ahead = ()
+        for k0 in gl.static_range(K0):
+            ahead = ahead + load_row(y_at - k0 * D0 * y_0, column,
+                                     there & (below(plane + (P0 - k0 * D0), Q0) & below(o, Q1)), Q2, Y2, WIDTH)
+        for turn in range(0, turns):
+            for s in gl.static_range(UNROLL):
+                current = ahead
+                ahead = ()
+                o += D1
+                y_at += D1 * y_1
+                for k0 in gl.static_range(K0):
+                    ahead = ahead + load_row(y_at - k0 * D0 * y_0, column,
+                                             there & (below(plane + (P0 - k0 * D0), Q0) & below(o, Q1)), Q2, Y2, WIDTH)
+                for k0 in gl.static_range(K0):
+                    window = as_sums(current[k0 * WIDTH:k0 * WIDTH + WIDTH], WIDTH)
+                    for k1 in gl.static_range(K1):
+                        if HELD:
+                            line = taps[(k0 * K1 + k1) * K2:(k0 * K1 + k1) * K2 + K2]
+                        else:
+                            line = load_taps(w_at + k0 * w_0 + k1 * w_1, there, W2, K2)
+                        acc = acc[:k1 * U] + add_line(acc[k1 * U:k1 * U + U], window, line, U, WIDTH, T2, D2, P2, K2) \
+                            + acc[k1 * U + U:]
+                for t in gl.static_range(T1):
+                    keep = below(i + t, X1)
+                    if not FLUSH:
+                        keep = keep & (turn * UNROLL + s >= start) & (turn * UNROLL + s < start + steps)
+                    store_row(r_at + t * r_1, strip * U, there & keep, acc[t * U:t * U + U], X2, R2, U)
+                acc = acc[T1 * U:] + (zero,) * (T1 * U)
+                i += T1 * D1
+                r_at += T1 * D1 * r_1
+        if FLUSH:
+            for t in gl.static_range(RING - T1):
+                store_row(r_at + t * r_1, strip * U, there & below(i + t, X1), acc[t * U:t * U + U], X2, R2, U)
+
+
+@gluon.jit
+def weigh_line(sums, window, grads, U: gl.constexpr, T: gl.constexpr, D: gl.constexpr, K: gl.constexpr):
+    """Add the products of U columns of dy with the columns of x that tap k reaches to the sum of tap k."""
+    for u in gl.static_range(U):
+        for k in gl.static_range(K):
+            sums = sums[:k] + (sums[k] + window[u * T + k * D] * grads[u],) + sums[k + 1:]
+    return sums
+
+
+@gluon.jit
+def weigh_line_of(sums, window, grads, FIRST: gl.constexpr, U: gl.constexpr, T: gl.constexpr, D: gl.constexpr,
+                  K: gl.constexpr):
+    """weigh_line on the sums FIRST.. of all taps."""
+    return sums[:FIRST] + weigh_line(sums[FIRST:FIRST + K], window, grads, U, T, D, K) + sums[FIRST + K:]
+
+
+@gluon.jit
+def masked_weight(dy, x, out, c, splits_c, k0, begin, end, strips, segments, steps, N, Q0, Q1, X0, X1, FIRST_STEP, zero,
+                  y_steps, x_steps, Q2: gl.constexpr, X2: gl.constexpr, Y2: gl.constexpr, XS2: gl.constexpr,
+                  C: gl.constexpr, KERNEL: gl.constexpr, STRIDE: gl.constexpr, DILATION: gl.constexpr,
+                  PAD: gl.constexpr, U: gl.constexpr, S: gl.constexpr, LAYOUT: gl.constexpr):
+    """The sums of a run again with every product masked: a zero of the padding may have met an infinite operand."""
+    y_n, y_0, y_1 = y_steps
+    x_n, x_0, x_1 = x_steps
+    for tap in range(0, KERNEL[1] * KERNEL[2]):
+        tap1 = tap // KERNEL[2]
+        tap2 = tap % KERNEL[2]
+        again = zero
+        for tile in range(begin, end):
+            n, plane, segment, residue, strip = place_of(tile, strips, segments, Q0, DILATION[1], S, LAYOUT)
+            i_0 = plane + k0 * DILATION[0] - PAD[0]
+            for e in range(0, steps * STRIDE[1] * U):
+                # a run owns rows of x: row `step`, phase `t`, and of these the ones that the tap reaches
+                step = FIRST_STEP + segment * steps + e // (STRIDE[1] * U)
+                i_1 = (residue + step * DILATION[1]) * STRIDE[1] - PAD[1] + (e // U) % STRIDE[1]
+                o_1 = i_1 + PAD[1] - tap1 * DILATION[1]
+                q_2 = strip * U + e % U
+                i_2 = q_2 * STRIDE[2] - PAD[2] + tap2 * DILATION[2]
+                ok = (n < N) & below(i_0, X0) & below(i_1, X1) & below(o_1, Q1 * STRIDE[1]) & (o_1 % STRIDE[1] == 0) \
+                    & (q_2 < Q2) & below(i_2, X2)
+                ok = ok & (c < C)
+                value = gl.load(x + (n.to(gl.int64) * x_n + i_0.to(gl.int64) * x_0 + i_1.to(gl.int64) * x_1 + i_2 * XS2)
+                                + c, mask=ok, other=0.0).to(gl.float32)
+                grad = gl.load(dy + (n.to(gl.int64) * y_n + plane.to(gl.int64) * y_0
+                                     + (o_1 // STRIDE[1]).to(gl.int64) * y_1 + q_2 * Y2) + c, mask=ok,
+                               other=0.0).to(gl.float32)
+                again += value * grad
+        gl.store(out + tap * C + splits_c, gl.sum(again, 0), mask=splits_c < C)
+
+
+@gluon.jit
+def slide_weight_kernel(
+        dy, x, partial, bias_partial, N, Q0, Q1, X0, X1, strips, segments, steps, turns, tiles, run, channel_tiles,
+        yn, y0, y1, xn, x0, x1,
+        YALIGN: gl.constexpr, XALIGN: gl.constexpr, C: gl.constexpr, Q2: gl.constexpr, X2: gl.constexpr,
+        Y2: gl.constexpr, XS2: gl.constexpr,
+        K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
+        T1: gl.constexpr, T2: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
+        P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr, BIAS: gl.constexpr,
+        U: gl.constexpr, V: gl.constexpr, UNROLL: gl.constexpr,
+        S: gl.constexpr, BC: gl.constexpr, WARPS: gl.constexpr):
+    """dw of one plane of taps over a run of tiles: each row of x meets the rows of dy that reach it, kept in registers.
+
+    Step e loads row e of dy and the rows e*stride - pad + (0..stride-1) of x.
+    """
+    y_n, y_0, y_1 = yn.to(gl.int64) * YALIGN, y0.to(gl.int64) * YALIGN, y1.to(gl.int64) * YALIGN
+    x_n, x_0, x_1 = xn.to(gl.int64) * XALIGN, x0.to(gl.int64) * XALIGN, x1.to(gl.int64) * XALIGN
+    LAYOUT: gl.constexpr = strip_layout(V, BC, WARPS)
+    WIDTH: gl.constexpr = (U - 1) * T2 + (K2 - 1) * D2 + 1
+    REACH: gl.constexpr = rows_reached(K1, T1)
+    FIRST: gl.constexpr = P1 // T1 if D1 == 1 else 0  # the first step with a row of x
+    pid = gl.program_id(0)
+    c_tile = (pid % channel_tiles) * BC
+    c = c_tile + gl.arange(0, BC, layout=gl.SliceLayout(0, LAYOUT))[None, :]
+    pid = pid // channel_tiles
+    k0 = pid % K0
+    split = pid // K0
+    begin = split * run
+    end = gl.minimum(begin + run, tiles)
+    zero = gl.full([S, BC], 0.0, gl.float32, LAYOUT)
+    acc = (zero,) * (K1 * K2)
+    bias = zero
+    for tile in range(begin, end):
+        n, plane, segment, residue, strip = place_of(tile, strips, segments, Q0, D1, S, LAYOUT)
+        i_0 = plane + (k0 * D0 - P0)
+        y_there = (n < N) & (c < C)
+        x_there = y_there & below(i_0, X0)
+        step = FIRST + segment * steps
+        last = step + steps
+        o = residue + step * D1
+        i = o * T1 - P1
+        y_at = dy + (n.to(gl.int64) * y_n + plane.to(gl.int64) * y_0 + o.to(gl.int64) * y_1 + strip * (U * Y2)) + c
+        x_at = x + (n.to(gl.int64) * x_n + i_0.to(gl.int64) * x_0 + i.to(gl.int64) * x_1
+                    + (strip * (U * T2) - P2) * XS2) + c
+        ring = ()  # rows of dy, the oldest first
+        for m in gl.static_range(REACH - 1):
+            row = as_sums(load_row(y_at - (REACH - 1 - m) * D1 * y_1, strip * U,
+                                   y_there & below(o - (REACH - 1 - m) * D1, Q1), Q2, Y2, U), U)
+            ring = ring + row
+            if BIAS:
+                for u in gl.static_range(U):
+                    bias += gl.where(segment == 0, row[u], 0.0)
+        ahead = load_row(y_at, strip * U, y_there & below(o, Q1), Q2, Y2, U)
+        for t in gl.static_range(T1):
+            ahead = ahead + load_row(x_at + t * x_1, strip * (U * T2) - P2, x_there & below(i + t, X1), X2, XS2, WIDTH)
+        for turn in range(0, turns):
+            for s in gl.static_range(UNROLL):
+                current = ahead
+                step += 1
+                o += D1
+                i += D1 * T1
+                y_at += D1 * y_1
+                x_at += D1 * T1 * x_1
+                more = step < last
+                ahead = load_row(y_at, strip * U, y_there & (more & below(o, Q1)), Q2, Y2, U)
+                for t in gl.static_range(T1):
+                    ahead = ahead + load_row(x_at + t * x_1, strip * (U * T2) - P2,
+                                             x_there & (more & below(i + t, X1)), X2, XS2, WIDTH)
+                row = as_sums(current[:U], U)
+                if BIAS:
+                    for u in gl.static_range(U):
+                        bias += row[u]
+                ring = ring + row
+                for t in gl.static_range(T1):
+                    window = as_sums(current[U + t * WIDTH:U + t * WIDTH + WIDTH], WIDTH)
+                    for age in gl.static_range(REACH):  # a row of dy that came `age` steps ago meets tap t + age*stride
+                        if t + age * T1 < K1:
+                            acc = weigh_line_of(acc, window, ring[(REACH - 1 - age) * U:(REACH - age) * U],
+                                                (t + age * T1) * K2, U, T2, D2, K2)
+                ring = ring[U:]
+
+    c_out = c_tile + gl.arange(0, BC, layout=gl.SliceLayout(0, LAYOUT))
+    out = partial + (split.to(gl.int64) * K0 + k0) * (K1 * K2 * C)
+    suspect = zero
+    for e in gl.static_range(K1 * K2):
+        suspect += acc[e] * 0.0
+    if any_of(suspect != suspect):
+        masked_weight(dy, x, out, c, c_out, k0, begin, end, strips, segments, steps, N, Q0, Q1, X0, X1, FIRST, zero,
+                      (y_n, y_0, y_1), (x_n, x_0, x_1), Q2, X2, Y2, XS2, C, (K0, K1, K2), (1, T1, T2), (D0, D1, D2),
+                      (P0, P1, P2), U, S, LAYOUT)
+    else:
+        for e in gl.static_range(K1 * K2):
+            gl.store(out + e * C + c_out, gl.sum(acc[e], 0), mask=c_out < C)
+    if BIAS:
+        gl.store(bias_partial + split.to(gl.int64) * C + c_out, gl.sum(bias, 0), mask=(c_out < C) & (k0 == 0))

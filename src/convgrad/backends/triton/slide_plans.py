@@ -1,0 +1,143 @@
+"""Plans for the sliding depthwise kernels: when they fit, and which strip."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...problem import DTYPES, Plan, Problem
+from .depthwise_plans import Finish
+from .geometry import Geometry, strides_of, turned
+from .launch import Launch, Step, aligned_strides
+from .numbers_on_device import on_tensors
+from .slide import slide_input_kernel, slide_weight_kernel
+
+
+@dataclass(frozen=True)
+class Strip:
+    """U columns x V channels a thread, BC channels a tile; segments of rows, UNROLL rows a turn, programs at once."""
+
+    U: int
+    V: int
+    BC: int
+    segments: int = 1
+    UNROLL: int = 1
+    HELD: bool = True  # input gradient: taps stay in registers
+    splits: int = 1  # weight gradient: runs of tiles
+    warps: int = 4
+    turn: bool = False  # the last axis is the one along which strips slide
+
+    @property
+    def S(self) -> int:
+        return 32 * self.warps * self.V // self.BC
+
+    def __str__(self) -> str:
+        return (f"{self.S} strips of {self.U} columns x {self.BC} channels ({self.V} a thread), {self.segments} segments "
+                f"of rows, {self.UNROLL} rows a turn, {self.splits} runs")
+
+
+def oriented(geo: Geometry, strip: Strip) -> tuple[Geometry, Callable[[Any], tuple[int, ...]]]:
+    """The geometry with the sliding axis in the middle, and the strides of tensors in the same order."""
+    if not strip.turn:
+        return geo, strides_of
+
+    def steps(tensor: Any) -> tuple[int, ...]:
+        n, c, s0, s1, s2 = strides_of(tensor)
+        return n, c, s0, s2, s1
+
+    return turned(geo), steps
+
+
+def input_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
+    """The input gradient."""
+    geo, steps_in = oriented(geo, strip)
+    pad, stride, dilation, taps = geo.pad[1], geo.stride[1], geo.dilation[1], geo.kernel[1]
+    first = pad // stride if dilation == 1 else pad
+    rows = -(-geo.x[1] // dilation) if dilation > 1 else geo.x[1] + pad - stride * first
+    steps_all = -(-rows // stride)
+    steps = -(-steps_all // strip.segments)
+    segments = -(-steps_all // steps)
+    flush = segments == 1 and dilation == 1
+    start = first if flush else -(-taps // stride) - 1
+    turns = -(-(geo.y[1] if flush else start + steps) // strip.UNROLL)
+    if flush:  # what the last rows of dy do not reach is stored by a flush of the ring, or by further turns
+        turns = max(turns, -(-(start + steps_all - (max(taps, stride) - stride) // stride) // strip.UNROLL))
+    strips = -(-geo.x[2] // strip.U)
+    channel_tiles = -(-geo.groups // strip.BC)
+    tiles = -(-geo.batch * geo.x[0] * segments * dilation * strips // strip.S)
+
+    def launch(dy: Any, weight: Any, dx: Any) -> Launch:
+        yn, _, y0, y1, y2 = steps_in(dy)
+        rn, _, r0, r1, r2 = steps_in(dx)
+        wc, _, w0, w1, w2 = steps_in(weight)
+        yalign, (yn, y0, y1) = aligned_strides((yn, y0, y1))
+        ralign, (rn, r0, r1) = aligned_strides((rn, r0, r1))
+        constants = {**geo.constants(), "YALIGN": yalign, "RALIGN": ralign, "C": geo.groups, "Q2": geo.y[2],
+                     "X2": geo.x[2], "Y2": y2, "R2": r2, "W2": w2, "HELD": strip.HELD, "FLUSH": flush, "U": strip.U,
+                     "V": strip.V, "UNROLL": strip.UNROLL, "S": strip.S, "BC": strip.BC, "WARPS": strip.warps}
+        del constants["T0"]
+        scalars = (geo.batch, geo.y[0], geo.y[1], geo.x[0], geo.x[1], strips, segments, steps, start, turns,
+                   channel_tiles, yn, y0, y1, rn, r0, r1, wc, w0, w1)
+        return Launch((tiles * channel_tiles,), scalars, constants, strip.warps, 1)
+
+    step = Step(slide_input_kernel, launch)
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        step(*operands, results[0])
+
+    return Plan(problem, "triton", f"slide_input_{DTYPES[problem.dtype][0]}_{strip.U}x{strip.V}",
+                on_tensors(problem, run), 0, (f"tile: {strip}",))
+
+
+def weight_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
+    """The weight gradient, alone or with the bias gradient."""
+    geo, steps_in = oriented(geo, strip)
+    bias = "bias" in problem.results
+    pad, stride, dilation, taps = geo.pad[1], geo.stride[1], geo.dilation[1], geo.kernel[1]
+    first = pad // stride if dilation == 1 else 0
+    reach = -(-taps // stride)
+    if dilation == 1:
+        steps_all = min(-(-(geo.x[1] + pad) // stride), geo.y[1] + reach - 1) - first
+        if bias:
+            steps_all = max(steps_all, geo.y[1] - first)
+    else:
+        steps_all = -(-geo.y[1] // dilation) + reach - 1
+    steps = -(-steps_all // strip.segments)
+    segments = -(-steps_all // steps)
+    turns = -(-steps // strip.UNROLL)
+    strips = -(-geo.y[2] // strip.U)
+    channel_tiles = -(-geo.groups // strip.BC)
+    tiles = -(-geo.batch * geo.y[0] * segments * dilation * strips // strip.S)
+    run_length = -(-tiles // min(tiles, strip.splits))
+    splits = -(-tiles // run_length)
+
+    def launch(dy: Any, x: Any, partial: Any, bias_partial: Any) -> Launch:
+        yn, _, y0, y1, y2 = steps_in(dy)
+        xn, _, x0, x1, x2 = steps_in(x)
+        yalign, (yn, y0, y1) = aligned_strides((yn, y0, y1))
+        xalign, (xn, x0, x1) = aligned_strides((xn, x0, x1))
+        constants = {**geo.constants(), "YALIGN": yalign, "XALIGN": xalign, "C": geo.groups, "Q2": geo.y[2],
+                     "X2": geo.x[2], "Y2": y2, "XS2": x2, "BIAS": bias, "U": strip.U, "V": strip.V,
+                     "UNROLL": strip.UNROLL, "S": strip.S, "BC": strip.BC, "WARPS": strip.warps}
+        del constants["T0"]
+        scalars = (geo.batch, geo.y[0], geo.y[1], geo.x[0], geo.x[1], strips, segments, steps, turns, tiles,
+                   run_length, channel_tiles, yn, y0, y1, xn, x0, x1)
+        return Launch((channel_tiles * geo.kernel[0] * splits,), scalars, constants, strip.warps, 1)
+
+    step = Step(slide_weight_kernel, launch)
+    finish = Finish(geo, steps_in, splits, bias)
+    size = 4 * geo.groups * (geo.taps + bias) * splits
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        partial, bias_partial, _ = finish.partials(problem, workspace, results[0])
+        step(*operands, partial, bias_partial)
+        finish(partial, bias_partial, results)
+
+    return Plan(problem, "triton", f"slide_weight_{DTYPES[problem.dtype][0]}_{strip.U}x{strip.V}_split{splits}",
+                on_tensors(problem, run), size, (f"tile: {strip}",))
+
+
+def try_plan(problem, geo, kw):  # type: ignore
+    return {"input": input_plan, "weight": weight_plan, "weight+bias": weight_plan}[problem.wrt](problem, geo, Strip(**kw))
