@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...problem import DTYPES, Plan, Problem
-from .depthwise_plans import Finish
 from .geometry import Geometry, strides_of, turned
 from .launch import Launch, Step, aligned_strides
-from .numbers_on_device import on_tensors
-from .slide import slide_input_kernel, slide_weight_kernel
+from .numbers_on_device import on_tensors, scratch
+from .slide import slide_both_kernel, slide_input_kernel, slide_weight_kernel
+from .tiles import reduce_tile
+from .weight import reduce_taps_kernel
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,33 @@ class Strip:
     def __str__(self) -> str:
         return (f"{self.S} strips of {self.U} columns x {self.BC} channels ({self.V} a thread), {self.segments} segments "
                 f"of rows, {self.UNROLL} rows a turn, {self.splits} runs")
+
+
+class Sums:
+    """The partial sums of dw and db, one array (tap, channel) a run, and the kernel that adds the runs in order."""
+
+    def __init__(self, problem: Problem, geo: Geometry, steps_in: Callable[[Any], tuple[int, ...]], splits: int) -> None:
+        self.problem, self.bias = problem, "bias" in problem.results
+        size = (geo.taps + self.bias) * geo.groups
+        self.shape = (splits * size,)
+
+        def launch(partial: Any, dw: Any, db: Any) -> Launch:
+            wc, _, *w = steps_in(dw)
+            slabs, elements = reduce_tile(size, splits)
+            scalars = (size, splits, geo.groups, *geo.kernel, wc, *w, db.stride(0))
+            return Launch((-(-size // elements),), scalars, {"BIAS": self.bias, "BS": slabs, "BE": elements}, 4, 1)
+
+        self.step = Step(reduce_taps_kernel, launch)
+
+    @property
+    def bytes(self) -> int:
+        return 4 * self.shape[0]
+
+    def partial(self, workspace: Any, like: Any) -> Any:
+        return scratch(self.problem, workspace, self.shape, like)
+
+    def add(self, partial: Any, results: tuple[Any, ...]) -> None:
+        self.step(partial, results[0], results[-1])
 
 
 def oriented(geo: Geometry, strip: Strip) -> tuple[Geometry, Callable[[Any], tuple[int, ...]]]:
@@ -113,7 +141,7 @@ def weight_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
     run_length = -(-tiles // min(tiles, strip.splits))
     splits = -(-tiles // run_length)
 
-    def launch(dy: Any, x: Any, partial: Any, bias_partial: Any) -> Launch:
+    def launch(dy: Any, x: Any, partial: Any) -> Launch:
         yn, _, y0, y1, y2 = steps_in(dy)
         xn, _, x0, x1, x2 = steps_in(x)
         yalign, (yn, y0, y1) = aligned_strides((yn, y0, y1))
@@ -127,17 +155,64 @@ def weight_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
         return Launch((channel_tiles * geo.kernel[0] * splits,), scalars, constants, strip.warps, 1)
 
     step = Step(slide_weight_kernel, launch)
-    finish = Finish(geo, steps_in, splits, bias)
-    size = 4 * geo.groups * (geo.taps + bias) * splits
+    sums = Sums(problem, geo, steps_in, splits)
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        partial, bias_partial, _ = finish.partials(problem, workspace, results[0])
-        step(*operands, partial, bias_partial)
-        finish(partial, bias_partial, results)
+        partial = sums.partial(workspace, results[0])
+        step(*operands, partial)
+        sums.add(partial, results)
 
     return Plan(problem, "triton", f"slide_weight_{DTYPES[problem.dtype][0]}_{strip.U}x{strip.V}_split{splits}",
-                on_tensors(problem, run), size, (f"tile: {strip}",))
+                on_tensors(problem, run), sums.bytes, (f"tile: {strip}",))
+
+
+def both_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
+    """Input and weight gradient, and the bias gradient if asked for, in one pass."""
+    geo, steps_in = oriented(geo, strip)
+    bias = "bias" in problem.results
+    pad, stride, dilation = geo.pad[1], geo.stride[1], geo.dilation[1]
+    first = pad // stride if dilation == 1 else pad
+    rows = -(-geo.x[1] // dilation) if dilation > 1 else geo.x[1] + pad - stride * first
+    steps_all = -(-rows // stride)
+    if dilation == 1:
+        steps_all = max(steps_all, geo.y[1] - first)
+    steps = -(-steps_all // strip.segments)
+    segments = -(-steps_all // steps)
+    turns = -(-steps // strip.UNROLL)
+    strips = max(-(-geo.x[2] // strip.U), -(-geo.y[2] // (strip.U // geo.stride[2])))
+    channel_tiles = -(-geo.groups // strip.BC)
+    tiles = -(-geo.batch * segments * dilation * strips // strip.S)
+    run_length = -(-tiles // min(tiles, strip.splits))
+    splits = -(-tiles // run_length)
+
+    def launch(dy: Any, x: Any, weight: Any, dx: Any, partial: Any) -> Launch:
+        yn, _, _, y1, y2 = steps_in(dy)
+        xn, _, _, x1, x2 = steps_in(x)
+        rn, _, _, r1, r2 = steps_in(dx)
+        wc, _, _, w1, w2 = steps_in(weight)
+        yalign, (yn, y1) = aligned_strides((yn, y1))
+        xalign, (xn, x1) = aligned_strides((xn, x1))
+        ralign, (rn, r1) = aligned_strides((rn, r1))
+        constants = {name: value for name, value in geo.constants().items() if not name.endswith("0")} | {
+            "YALIGN": yalign, "XALIGN": xalign, "RALIGN": ralign, "C": geo.groups, "Q2": geo.y[2], "X2": geo.x[2],
+            "Y2": y2, "XS2": x2, "R2": r2, "W2": w2, "BIAS": bias, "U": strip.U, "V": strip.V, "UNROLL": strip.UNROLL,
+            "S": strip.S, "BC": strip.BC, "WARPS": strip.warps}
+        scalars = (geo.batch, geo.y[1], geo.x[1], strips, segments, steps, turns, tiles, run_length, channel_tiles,
+                   yn, y1, xn, x1, rn, r1, wc, w1)
+        return Launch((channel_tiles * splits,), scalars, constants, strip.warps, 1)
+
+    step = Step(slide_both_kernel, launch)
+    sums = Sums(problem, geo, steps_in, splits)
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        partial = sums.partial(workspace, results[0])
+        step(*operands, results[0], partial)
+        sums.add(partial, results[1:])
+
+    return Plan(problem, "triton", f"slide_both_{DTYPES[problem.dtype][0]}_{strip.U}x{strip.V}_split{splits}",
+                on_tensors(problem, run), sums.bytes, (f"tile: {strip}",))
 
 
 def try_plan(problem, geo, kw):  # type: ignore
-    return {"input": input_plan, "weight": weight_plan, "weight+bias": weight_plan}[problem.wrt](problem, geo, Strip(**kw))
+    kind = {"input": input_plan, "weight": weight_plan, "weight+bias": weight_plan}.get(problem.wrt, both_plan)
+    return kind(problem, geo, Strip(**kw))
