@@ -520,3 +520,55 @@ def slide_both_kernel(
             gl.store(out + e * C + c_out, gl.sum(acc[e], 0), mask=c_out < C)
     if BIAS:
         gl.store(out + K1 * K2 * C + c_out, gl.sum(bias, 0), mask=c_out < C)
+
+
+@gluon.jit
+def tall_input_kernel(
+        dy, taps, dx, weight, N, Q1, X1, strips, blocks, channel_tiles, yn, y1, rn, r1, w_c, w_1,
+        YALIGN: gl.constexpr, RALIGN: gl.constexpr, C: gl.constexpr, Q2: gl.constexpr, X2: gl.constexpr,
+        Y2: gl.constexpr, R2: gl.constexpr, W2: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
+        P1: gl.constexpr, P2: gl.constexpr, R: gl.constexpr, U: gl.constexpr, V: gl.constexpr,
+        S: gl.constexpr, BC: gl.constexpr, WARPS: gl.constexpr):
+    """dx at stride 1 for kernels with many taps: R rows x U columns a thread, the taps (tap-major) loaded as needed."""
+    y_n, y_1 = yn.to(gl.int64) * YALIGN, y1.to(gl.int64) * YALIGN
+    r_n, r_1 = rn.to(gl.int64) * RALIGN, r1.to(gl.int64) * RALIGN
+    LAYOUT: gl.constexpr = strip_layout(V, BC, WARPS)
+    WIDTH: gl.constexpr = U + K2 - 1
+    LOW: gl.constexpr = P2 - K2 + 1
+    pid = gl.program_id(0)
+    c = (pid % channel_tiles) * BC + gl.arange(0, BC, layout=gl.SliceLayout(0, LAYOUT))[None, :]
+    n, plane, block, residue, strip = place_of(pid // channel_tiles, strips, blocks, 1, 1, S, LAYOUT)
+    there = (n < N) & (c < C)
+    i = block * R
+    column = strip * U + LOW
+    # the rows of dy that reach some row of the tile: row o = i + pad - (K1 - 1) + e meets row r through K1 - 1 + r - e
+    highest = gl.max(gl.max(i, 1), 0)
+    lowest = gl.min(gl.min(i, 1), 0)
+    begin = gl.maximum(K1 - 1 - P1 - highest, 0)
+    end = gl.minimum(K1 - 1 + R, Q1 + (K1 - 1 - P1) - lowest)
+    o = i + (P1 - K1 + 1) + begin
+    y_at = dy + (n.to(gl.int64) * y_n + o.to(gl.int64) * y_1 + column * Y2) + c
+    t_at = taps + gl.full([S, 1], 0, gl.int32, LAYOUT) + c
+    zero = gl.full([S, BC], 0.0, gl.float32, LAYOUT)
+    acc = (zero,) * (R * U)
+    ahead = load_row(y_at, column, there & below(o, Q1), Q2, Y2, WIDTH)
+    for e in range(begin, end):
+        window = as_sums(ahead, WIDTH)
+        o += 1
+        y_at += y_1
+        ahead = load_row(y_at, column, there & below(o, Q1), Q2, Y2, WIDTH)
+        for r in gl.static_range(R):
+            k1 = K1 - 1 + r - e
+            line = load_taps(t_at + k1 * (K2 * C), there & (k1 >= 0) & (k1 < K1), C, K2)
+            acc = acc[:r * U] + add_line(acc[r * U:r * U + U], window, line, U, WIDTH, 1, 1, P2, K2) + acc[r * U + U:]
+    suspect = zero
+    for e in gl.static_range(R * U):
+        suspect += acc[e] * 0.0
+    if any_of(suspect != suspect):
+        w_at = weight + gl.full([S, 1], 0, gl.int32, LAYOUT) + c * w_c
+        masked_input(dy, w_at, dx, there, n, plane, i, strip, c, R, 1, Q1, X1, (y_n, 0, y_1), (r_n, 0, r_1), 0, w_1,
+                     Q2, X2, Y2, R2, W2, (1, K1, K2), (1, 1, 1), (1, 1, 1), (0, P1, P2), U, zero)
+    else:
+        r_at = dx + (n.to(gl.int64) * r_n + i.to(gl.int64) * r_1 + strip * (U * R2)) + c
+        for r in gl.static_range(R):
+            store_row(r_at + r * r_1, strip * U, there & (i + r < X1), acc[r * U:r * U + U], X2, R2, U)

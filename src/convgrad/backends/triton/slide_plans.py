@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...problem import DTYPES, Plan, Problem
+from .depthwise_plans import tap_major
 from .geometry import Geometry, strides_of, turned
 from .launch import Launch, Step, aligned_strides
 from .numbers_on_device import on_tensors, scratch
-from .slide import slide_both_kernel, slide_input_kernel, slide_weight_kernel
+from .slide import slide_both_kernel, slide_input_kernel, slide_weight_kernel, tall_input_kernel
 from .tiles import reduce_tile
 from .weight import reduce_taps_kernel
 
@@ -99,7 +100,10 @@ def input_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
     def launch(dy: Any, weight: Any, dx: Any) -> Launch:
         yn, _, y0, y1, y2 = steps_in(dy)
         rn, _, r0, r1, r2 = steps_in(dx)
-        wc, _, w0, w1, w2 = steps_in(weight)
+        if strip.HELD:
+            wc, _, w0, w1, w2 = steps_in(weight)
+        else:  # by taps, so that the channels of a warp are one load
+            wc, w0, w1, w2 = 1, geo.groups * geo.kernel[1] * geo.kernel[2], geo.groups * geo.kernel[2], geo.groups
         yalign, (yn, y0, y1) = aligned_strides((yn, y0, y1))
         ralign, (rn, r0, r1) = aligned_strides((rn, r0, r1))
         constants = {**geo.constants(), "YALIGN": yalign, "RALIGN": ralign, "C": geo.groups, "Q2": geo.y[2],
@@ -111,12 +115,17 @@ def input_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
         return Launch((tiles * channel_tiles,), scalars, constants, strip.warps, 1)
 
     step = Step(slide_input_kernel, launch)
+    lay_out = tap_major(problem, geo, steps_in)
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        step(*operands, results[0])
+        dy, taps = operands
+        if not strip.HELD:
+            taps = scratch(problem, workspace, (geo.taps * geo.groups,), dy)
+            lay_out(operands[1], taps, dy)
+        step(dy, taps, results[0])
 
     return Plan(problem, "triton", f"slide_input_{DTYPES[problem.dtype][0]}_{strip.U}x{strip.V}",
-                on_tensors(problem, run), 0, (f"tile: {strip}",))
+                on_tensors(problem, run), 0 if strip.HELD else 4 * geo.taps * geo.groups, (f"tile: {strip}",))
 
 
 def weight_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
@@ -213,6 +222,42 @@ def both_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
                 on_tensors(problem, run), sums.bytes, (f"tile: {strip}",))
 
 
+def tall_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
+    """The input gradient at stride 1 for kernels with many taps."""
+    geo, steps_in = oriented(geo, strip)
+    rows = strip.UNROLL
+    strips, blocks = -(-geo.x[2] // strip.U), -(-geo.x[1] // rows)
+    channel_tiles = -(-geo.groups // strip.BC)
+    tiles = -(-geo.batch * blocks * strips // strip.S)
+
+    def launch(dy: Any, taps: Any, dx: Any, weight: Any) -> Launch:
+        yn, _, _, y1, y2 = steps_in(dy)
+        rn, _, _, r1, r2 = steps_in(dx)
+        wc, _, _, w1, w2 = steps_in(weight)
+        yalign, (yn, y1) = aligned_strides((yn, y1))
+        ralign, (rn, r1) = aligned_strides((rn, r1))
+        constants = {"YALIGN": yalign, "RALIGN": ralign, "C": geo.groups, "Q2": geo.y[2], "X2": geo.x[2], "Y2": y2,
+                     "R2": r2, "W2": w2, "K1": geo.kernel[1], "K2": geo.kernel[2], "P1": geo.pad[1], "P2": geo.pad[2],
+                     "R": rows, "U": strip.U, "V": strip.V, "S": strip.S, "BC": strip.BC, "WARPS": strip.warps}
+        scalars = (geo.batch, geo.y[1], geo.x[1], strips, blocks, channel_tiles, yn, y1, rn, r1, wc, w1)
+        return Launch((tiles * channel_tiles,), scalars, constants, strip.warps, 1)
+
+    lay_out = tap_major(problem, geo, steps_in)
+    step = Step(tall_input_kernel, launch)
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        dy, weight = operands
+        taps = scratch(problem, workspace, (geo.taps * geo.groups,), dy)
+        lay_out(weight, taps, dy)
+        step(dy, taps, results[0], weight)
+
+    return Plan(problem, "triton", f"tall_input_{DTYPES[problem.dtype][0]}_{rows}x{strip.U}x{strip.V}",
+                on_tensors(problem, run), 4 * geo.taps * geo.groups, (f"tile: {strip}",))
+
+
 def try_plan(problem, geo, kw):  # type: ignore
     kind = {"input": input_plan, "weight": weight_plan, "weight+bias": weight_plan}.get(problem.wrt, both_plan)
+    kw = dict(kw)
+    if kw.pop("tall", False):
+        kind = tall_plan
     return kind(problem, geo, Strip(**kw))
