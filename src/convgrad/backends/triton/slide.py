@@ -260,19 +260,19 @@ def weigh_line_of(sums, window, grads, FIRST: gl.constexpr, U: gl.constexpr, T: 
 
 
 @gluon.jit
-def masked_weight(dy, x, out, c, k0, begin, end, strips, segments, steps, planes, extents, y_steps, x_steps, zero,
-                  BASE: gl.constexpr, OWN_X: gl.constexpr, Q2: gl.constexpr, X2: gl.constexpr, Y2: gl.constexpr,
+def masked_weight(dy, x, out, taps, c, k0, begin, end, strips, segments, steps, planes, extents, y_steps, x_steps, zero,
+                  base, pad1, OWN_X: gl.constexpr, Q2: gl.constexpr, X2: gl.constexpr, Y2: gl.constexpr,
                   XS2: gl.constexpr, C: gl.constexpr, KERNEL: gl.constexpr, STRIDE: gl.constexpr,
                   DILATION: gl.constexpr, PAD: gl.constexpr, U: gl.constexpr, S: gl.constexpr, LAYOUT: gl.constexpr):
     """The sums of a run again with every product masked: a zero of the padding may have met an infinite operand.
 
-    A run owns rows of x, from row BASE on, and columns of x (OWN_X) or of dy.
+    A run owns rows of x, from row `base` on, and columns of x (OWN_X) or of dy; `pad1` is the padding of its first tap.
     """
     y_n, y_0, y_1 = y_steps
     x_n, x_0, x_1 = x_steps
     N, Q0, Q1, X0, X1 = extents
     c_tile, c_out = c
-    for tap in range(0, KERNEL[1] * KERNEL[2]):
+    for tap in range(0, taps):
         tap1 = tap // KERNEL[2]
         tap2 = tap % KERNEL[2]
         again = zero
@@ -280,9 +280,9 @@ def masked_weight(dy, x, out, c, k0, begin, end, strips, segments, steps, planes
             n, plane, segment, residue, strip = place_of(tile, strips, segments, planes, DILATION[1], S, LAYOUT)
             i_0 = plane + k0 * DILATION[0] - PAD[0]
             for e in range(0, steps * STRIDE[1] * U):
-                i_1 = BASE + residue + (segment * steps + e // (STRIDE[1] * U)) * (STRIDE[1] * DILATION[1]) \
+                i_1 = base + residue + (segment * steps + e // (STRIDE[1] * U)) * (STRIDE[1] * DILATION[1]) \
                     + (e // U) % STRIDE[1]
-                s_1 = i_1 + PAD[1] - tap1 * DILATION[1]
+                s_1 = i_1 + pad1 - tap1 * DILATION[1]
                 if OWN_X:
                     i_2 = strip * U + e % U
                     s_2 = i_2 + PAD[2] - tap2 * DILATION[2]
@@ -310,38 +310,43 @@ def slide_weight_kernel(
         K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
         T1: gl.constexpr, T2: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr, BIAS: gl.constexpr,
-        U: gl.constexpr, V: gl.constexpr, UNROLL: gl.constexpr,
-        S: gl.constexpr, BC: gl.constexpr, WARPS: gl.constexpr):
-    """dw of one plane of taps over a run of tiles: each row of x meets the rows of dy that reach it, kept in registers.
+        LINES: gl.constexpr,
+        U: gl.constexpr, V: gl.constexpr, UNROLL: gl.constexpr, S: gl.constexpr, BC: gl.constexpr,
+        WARPS: gl.constexpr):
+    """dw of LINES lines of taps over a run of tiles: a row of x meets the rows of dy that reach it, kept in registers.
 
-    Step e loads row e of dy and the rows e*stride - pad + (0..stride-1) of x.
+    Step e loads row e of dy and the rows e*stride - pad + (0..stride-1) of x, where pad is that of the first line.
     """
     y_n, y_0, y_1 = yn.to(gl.int64) * YALIGN, y0.to(gl.int64) * YALIGN, y1.to(gl.int64) * YALIGN
     x_n, x_0, x_1 = xn.to(gl.int64) * XALIGN, x0.to(gl.int64) * XALIGN, x1.to(gl.int64) * XALIGN
     LAYOUT: gl.constexpr = strip_layout(V, BC, WARPS)
     WIDTH: gl.constexpr = (U - 1) * T2 + (K2 - 1) * D2 + 1
-    REACH: gl.constexpr = rows_reached(K1, T1)
-    FIRST: gl.constexpr = P1 // T1 if D1 == 1 else 0  # the first step with a row of x
+    REACH: gl.constexpr = rows_reached(LINES, T1)
+    GROUPS: gl.constexpr = (K1 + LINES - 1) // LINES
     pid = gl.program_id(0)
     c_tile = (pid % channel_tiles) * BC
     c = c_tile + gl.arange(0, BC, layout=gl.SliceLayout(0, LAYOUT))[None, :]
     pid = pid // channel_tiles
     k0 = pid % K0
-    split = pid // K0
+    pid = pid // K0
+    group = pid % GROUPS
+    split = pid // GROUPS
+    pad1 = P1 - group * (LINES * D1)
+    first = gl.maximum(pad1, 0) // T1 if D1 == 1 else pad1 * 0  # the first step with a row of x
     begin = split * run
     end = gl.minimum(begin + run, tiles)
     zero = gl.full([S, BC], 0.0, gl.float32, LAYOUT)
-    acc = (zero,) * (K1 * K2)
+    acc = (zero,) * (LINES * K2)
     bias = zero
     for tile in range(begin, end):
         n, plane, segment, residue, strip = place_of(tile, strips, segments, Q0, D1, S, LAYOUT)
         i_0 = plane + (k0 * D0 - P0)
         y_there = (n < N) & (c < C)
         x_there = y_there & below(i_0, X0)
-        step = FIRST + segment * steps
+        step = first + segment * steps
         last = step + steps
         o = residue + step * D1
-        i = o * T1 - P1
+        i = o * T1 - pad1
         y_at = dy + (n.to(gl.int64) * y_n + plane.to(gl.int64) * y_0 + o.to(gl.int64) * y_1 + strip * (U * Y2)) + c
         x_at = x + (n.to(gl.int64) * x_n + i_0.to(gl.int64) * x_0 + i.to(gl.int64) * x_1
                     + (strip * (U * T2) - P2) * XS2) + c
@@ -377,25 +382,26 @@ def slide_weight_kernel(
                 for t in gl.static_range(T1):
                     window = as_sums(current[U + t * WIDTH:U + t * WIDTH + WIDTH], WIDTH)
                     for age in gl.static_range(REACH):  # a row of dy that came `age` steps ago meets tap t + age*stride
-                        if t + age * T1 < K1:
+                        if t + age * T1 < LINES:
                             acc = weigh_line_of(acc, window, ring[(REACH - 1 - age) * U:(REACH - age) * U],
                                                 (t + age * T1) * K2, U, T2, D2, K2)
                 ring = ring[U:]
 
     c_out = c_tile + gl.arange(0, BC, layout=gl.SliceLayout(0, LAYOUT))
-    out = partial + split.to(gl.int64) * ((K0 * K1 * K2 + BIAS) * C) + k0 * (K1 * K2 * C)
+    out = partial + split.to(gl.int64) * ((K0 * K1 * K2 + BIAS) * C) + (k0 * K1 + group * LINES) * (K2 * C)
+    taps = gl.minimum(LINES, K1 - group * LINES) * K2
     suspect = zero
-    for e in gl.static_range(K1 * K2):
+    for e in gl.static_range(LINES * K2):
         suspect += acc[e] * 0.0
     if any_of(suspect != suspect):
-        masked_weight(dy, x, out, (c, c_out), k0, begin, end, strips, segments, steps, Q0, (N, Q0, Q1, X0, X1),
-                      (y_n, y_0, y_1), (x_n, x_0, x_1), zero, T1 * FIRST - P1, False, Q2, X2, Y2, XS2, C, (K0, K1, K2),
+        masked_weight(dy, x, out, taps, (c, c_out), k0, begin, end, strips, segments, steps, Q0, (N, Q0, Q1, X0, X1),
+                      (y_n, y_0, y_1), (x_n, x_0, x_1), zero, first * T1 - pad1, pad1, False, Q2, X2, Y2, XS2, C, (K0, K1, K2),
                       (1, T1, T2), (D0, D1, D2), (P0, P1, P2), U, S, LAYOUT)
     else:
-        for e in gl.static_range(K1 * K2):
-            gl.store(out + e * C + c_out, gl.sum(acc[e], 0), mask=c_out < C)
+        for e in gl.static_range(LINES * K2):
+            gl.store(out + e * C + c_out, gl.sum(acc[e], 0), mask=(c_out < C) & (e < taps))
     if BIAS:
-        gl.store(out + K0 * K1 * K2 * C + c_out, gl.sum(bias, 0), mask=(c_out < C) & (k0 == 0))
+        gl.store(out + K0 * K1 * K2 * C + c_out, gl.sum(bias, 0), mask=(c_out < C) & (k0 == 0) & (group == 0))
 
 
 @gluon.jit
@@ -512,8 +518,8 @@ def slide_both_kernel(
                          (y_n, 0, y_1), (r_n, 0, r_1), 0, w_1, Q2, X2, Y2, R2, W2, (1, K1, K2), (1, T1, T2),
                          (1, D1, D2), (0, P1, P2), U, zero)
     if any_of(suspect != suspect):
-        masked_weight(dy, x, out, (c, c_out), 0, begin, end, strips, segments, steps, 1, (N, 1, Q1, 1, X1),
-                      (y_n, 0, y_1), (x_n, 0, x_1), zero, T1 * FIRST - P1, True, Q2, X2, Y2, XS2, C, (1, K1, K2),
+        masked_weight(dy, x, out, K1 * K2, (c, c_out), 0, begin, end, strips, segments, steps, 1, (N, 1, Q1, 1, X1),
+                      (y_n, 0, y_1), (x_n, 0, x_1), zero, T1 * FIRST - P1, P1, True, Q2, X2, Y2, XS2, C, (1, K1, K2),
                       (1, T1, T2), (1, D1, D2), (0, P1, P2), U, S, LAYOUT)
     else:
         for e in gl.static_range(K1 * K2):

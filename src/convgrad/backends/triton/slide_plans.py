@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from ...problem import DTYPES, Plan, Problem
@@ -13,31 +11,9 @@ from .geometry import Geometry, strides_of, turned
 from .launch import Launch, Step, aligned_strides
 from .numbers_on_device import on_tensors, scratch
 from .slide import slide_both_kernel, slide_input_kernel, slide_weight_kernel, tall_input_kernel
+from .strips import Strip
 from .tiles import reduce_tile
 from .weight import reduce_taps_kernel
-
-
-@dataclass(frozen=True)
-class Strip:
-    """U columns x V channels a thread, BC channels a tile; segments of rows, UNROLL rows a turn, programs at once."""
-
-    U: int
-    V: int
-    BC: int
-    segments: int = 1
-    UNROLL: int = 1
-    HELD: bool = True  # input gradient: taps stay in registers
-    splits: int = 1  # weight gradient: runs of tiles
-    warps: int = 4
-    turn: bool = False  # the last axis is the one along which strips slide
-
-    @property
-    def S(self) -> int:
-        return 32 * self.warps * self.V // self.BC
-
-    def __str__(self) -> str:
-        return (f"{self.S} strips of {self.U} columns x {self.BC} channels ({self.V} a thread), {self.segments} segments "
-                f"of rows, {self.UNROLL} rows a turn, {self.splits} runs")
 
 
 class Sums:
@@ -133,14 +109,16 @@ def weight_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
     geo, steps_in = oriented(geo, strip)
     bias = "bias" in problem.results
     pad, stride, dilation, taps = geo.pad[1], geo.stride[1], geo.dilation[1], geo.kernel[1]
-    first = pad // stride if dilation == 1 else 0
-    reach = -(-taps // stride)
-    if dilation == 1:
-        steps_all = min(-(-(geo.x[1] + pad) // stride), geo.y[1] + reach - 1) - first
-        if bias:
-            steps_all = max(steps_all, geo.y[1] - first)
-    else:
-        steps_all = -(-geo.y[1] // dilation) + reach - 1
+    lines = min(strip.LINES, taps) if strip.LINES else taps
+    groups = -(-taps // lines)
+    reach = -(-lines // stride)
+    steps_all = 1
+    for low in range(pad, pad - taps * dilation, -lines * dilation):  # the padding of each group's first line
+        first = max(low, 0) // stride if dilation == 1 else 0
+        last = -(-geo.y[1] // dilation) + reach - 1
+        if dilation == 1:
+            last = min(last, -(-(geo.x[1] + low) // stride))
+        steps_all = max(steps_all, last - first, geo.y[1] - first if bias else 0)
     steps = -(-steps_all // strip.segments)
     segments = -(-steps_all // steps)
     turns = -(-steps // strip.UNROLL)
@@ -156,12 +134,12 @@ def weight_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
         yalign, (yn, y0, y1) = aligned_strides((yn, y0, y1))
         xalign, (xn, x0, x1) = aligned_strides((xn, x0, x1))
         constants = {**geo.constants(), "YALIGN": yalign, "XALIGN": xalign, "C": geo.groups, "Q2": geo.y[2],
-                     "X2": geo.x[2], "Y2": y2, "XS2": x2, "BIAS": bias, "U": strip.U, "V": strip.V,
+                     "X2": geo.x[2], "Y2": y2, "XS2": x2, "BIAS": bias, "LINES": lines, "U": strip.U, "V": strip.V,
                      "UNROLL": strip.UNROLL, "S": strip.S, "BC": strip.BC, "WARPS": strip.warps}
         del constants["T0"]
         scalars = (geo.batch, geo.y[0], geo.y[1], geo.x[0], geo.x[1], strips, segments, steps, turns, tiles,
                    run_length, channel_tiles, yn, y0, y1, xn, x0, x1)
-        return Launch((channel_tiles * geo.kernel[0] * splits,), scalars, constants, strip.warps, 1)
+        return Launch((channel_tiles * geo.kernel[0] * groups * splits,), scalars, constants, strip.warps, 1)
 
     step = Step(slide_weight_kernel, launch)
     sums = Sums(problem, geo, steps_in, splits)

@@ -1,0 +1,197 @@
+"""Which strip for the sliding depthwise kernels: a cost model that counts instructions, registers and bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from .geometry import Geometry, turned
+from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR
+
+REGISTERS = 65536  # of a multiprocessor
+MOST_REGISTERS = 236  # of a thread, by the model's count; the compiler needs some more
+CLOCK = 1.75e6  # cycles per millisecond
+BYTES_PER_MS = 4.0e9
+MOST_STRIP = 16  # columns
+
+
+@dataclass(frozen=True)
+class Strip:
+    """U columns x V channels a thread, BC channels a tile; segments of rows, UNROLL rows a turn, splits runs of tiles."""
+
+    U: int
+    V: int
+    BC: int
+    segments: int = 1
+    UNROLL: int = 1
+    HELD: bool = True  # input gradient: taps stay in registers
+    splits: int = 1  # weight gradient: runs of tiles
+    warps: int = 4
+    LINES: int = 0  # weight gradient: lines of taps a program sums; 0: all
+    turn: bool = False  # the last axis is the one along which strips slide
+
+    @property
+    def S(self) -> int:
+        return 32 * self.warps * self.V // self.BC
+
+    def __str__(self) -> str:
+        return (f"{self.S} strips of {self.U} columns x {self.BC} channels ({self.V} a thread), {self.segments} segments "
+                f"of rows, {self.UNROLL} rows a turn, {self.splits} runs")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one thread does for a strip, in instructions and registers, and how many strips there are."""
+
+    registers: int
+    per_step: float  # instructions of a step
+    before: float  # instructions before the first step
+    steps: int
+    strips: int  # of one segment, all images and planes
+    loaded: float  # bytes, all strips together
+
+
+def window(columns: int, stride: int, dilation: int, kernel: int) -> int:
+    """Columns of dy that reach `columns` neighbours of dx."""
+    reached = {(c - k * dilation) // stride for c in range(columns) for k in range(kernel)
+               if (c - k * dilation) % stride == 0}
+    return max(reached) - min(reached) + 1 if reached else 1
+
+
+def work(kind: str, geo: Geometry, strip: Strip) -> Work:
+    """Count the work of a strip; kind is "input", "weight" or "both"; geo has the sliding axis in the middle."""
+    (k0, k1, k2), (_, t1, t2), (_, d1, d2) = geo.kernel, geo.stride, geo.dilation
+    u, v = strip.U, strip.V
+    packed = -(-v // 2)
+    reach = -(-k1 // t1)
+    ring = max(k1, t1)
+    if kind == "input":
+        width = window(u, t2, d2, k2)
+        held = k0 * k1 * k2 * v if strip.HELD else (k2 + 4) * v
+        registers = ring * u * v + held + width * v + k0 * width * packed + 30
+        loads = k0 * width + (0 if strip.HELD else k0 * k1 * k2)
+        steps = -(-geo.x[1] // (d1 * t1)) + (reach - 1 if strip.segments > 1 else 0)
+        # a step of the slide multiplies every tap with the columns it reaches: U/T2 of them
+        products = k0 * k1 * k2 * u * v / t2
+        moved = (ring - t1) * u * v / strip.UNROLL if strip.UNROLL < ring else 0
+        per_step = products + loads * 2.5 + k0 * width * v + t1 * u * (1.5 + v / 2) + moved + 12
+        before = 60 + k0 * k1 * k2 * (2 * v + 2)
+        strips = geo.batch * geo.x[0] * d1 * -(-geo.x[2] // u)
+        loaded = k0 * width * v
+    elif kind == "weight":
+        width = (u - 1) * t2 + (k2 - 1) * d2 + 1
+        registers = (reach - 1) * u * v + k1 * k2 * v + (u + width) * v + (u + t1 * width) * packed + 40
+        steps = -(-geo.y[1] // d1) + (reach - 1 if d1 > 1 else 0)
+        loads = u + t1 * width
+        moved = (reach - 1) * u * v if strip.UNROLL < reach else 0
+        per_step = k1 * k2 * u * v + loads * 2.5 + (u + t1 * width) * v + moved + 16
+        before = 80 + (reach - 1) * u * (3 + v)
+        strips = geo.batch * geo.y[0] * k0 * d1 * -(-geo.y[2] // u)
+        loaded = loads * v
+    else:
+        width = window(u, t2, d2, k2)
+        registers = reach * width * v + 2 * k1 * k2 * v + 2 * u * v + (width + t1 * u) * packed + 30
+        steps = -(-geo.x[1] // (d1 * t1))
+        loads = width + t1 * u
+        moved = (reach - 1) * width * v if strip.UNROLL < reach else 0
+        per_step = 2 * k1 * k2 * u * v / t2 + loads * 2.5 + (width + t1 * u) * v + t1 * u * (1.5 + v / 2) + moved + 20
+        before = 80 + (reach - 1) * width * (3 + v)
+        strips = geo.batch * d1 * -(-geo.x[2] // u)
+        loaded = loads * v
+    return Work(registers, per_step, before, steps, strips, 2.0 * loaded * geo.groups / v * strips * steps)
+
+
+def estimate(kind: str, geo: Geometry, strip: Strip) -> float:
+    """Milliseconds, roughly: the longer of issuing all instructions and moving all bytes, in whole waves of programs."""
+    done = work(kind, geo, strip)
+    channel_tiles = -(-geo.groups // strip.BC)
+    steps = -(-done.steps // strip.segments)
+    steps = -(-steps // strip.UNROLL) * strip.UNROLL
+    reach = -(-geo.kernel[1] // geo.stride[1]) - 1
+    extra = reach if kind == "input" and strip.segments > 1 else 0
+    tiles = -(-done.strips * strip.segments // strip.S) * channel_tiles
+    at_once = MULTIPROCESSORS * max(1, REGISTERS // (min(255, done.registers + 12) * 32 * strip.warps))
+    programs = tiles if kind == "input" else min(tiles, strip.splits * channel_tiles * geo.kernel[0])
+    tiles_each = -(-tiles // programs)
+    waves = -(-programs // at_once)
+    cycles = tiles_each * ((steps + extra) * done.per_step + done.before) + 600
+    warps = min(programs, at_once) / MULTIPROCESSORS * strip.warps / 4  # of a scheduler
+    latency = 800 * tiles_each * ((steps + extra) / strip.UNROLL / 2 + 2)  # cycles a warp waits for memory at most
+    issue = waves * max(cycles * max(1.0, warps), cycles + latency) / CLOCK
+    return max(issue, done.loaded * (1 + extra / max(1, steps)) / BYTES_PER_MS * 0.8)
+
+
+def slides_along_last(geo: Geometry) -> bool:
+    """Whether taps lie on the last axis only: then strips slide along it."""
+    return geo.kernel[1] == 1 and geo.kernel[2] > 1
+
+
+def channel_tiles(channels: int) -> Iterator[int]:
+    """Widths of a tile that waste less than an eighth of the channels."""
+    for width in (64, 32, 16):
+        if -(-channels // width) * width <= 1.125 * channels or width == 16:
+            yield width
+
+
+def worth_trying(kind: str, geo: Geometry) -> Iterator[Strip]:
+    """Strips whose registers fit."""
+    turn = slides_along_last(geo)
+    if turn:
+        geo = turned(geo)
+    if geo.stride[0] > 1 or (geo.stride[1] > 1 and geo.dilation[1] > 1) or (kind == "both" and geo.kernel[0] > 1):
+        return
+    extent = geo.y[2] if kind == "weight" else geo.x[2]
+    multiple = 1 if kind == "weight" else geo.stride[2]
+    widths = sorted({-(-(-(-extent // parts)) // multiple) * multiple for parts in range(1, extent + 1)})
+    rows = geo.y[1] if kind == "weight" else geo.x[1]
+    reach = -(-geo.kernel[1] // geo.stride[1])
+    for u in widths:
+        if u > 2 * MOST_STRIP or (u > 1 and u * 8 < min(extent, MOST_STRIP) * 1):
+            continue
+        for v in (1, 2, 4):
+            if geo.groups % v:
+                continue
+            for bc in channel_tiles(geo.groups):
+                if bc // v > 32:
+                    continue
+                for unroll in sorted({1, 2, 3, 4, 8, 16, reach if reach <= 5 else 1}):
+                    if unroll > 1 and (u > 1 and unroll not in (reach, 2)):
+                        continue
+                    if unroll > max(1, rows // 2) or unroll * geo.taps * u * v > 1600:
+                        continue
+                    strip = Strip(u, v, bc, 1, unroll, turn=turn)
+                    if work(kind, geo, strip).registers <= MOST_REGISTERS:
+                        yield strip
+
+
+def in_runs(kind: str, geo: Geometry, strip: Strip, max_workspace: int | None, bias: bool) -> Iterator[Strip]:
+    """The strip with the segments and runs that fill the chip."""
+    oriented = turned(geo) if strip.turn else geo
+    done = work(kind, oriented, strip)
+    channels = -(-geo.groups // strip.BC)
+    at_once = MULTIPROCESSORS * max(1, REGISTERS // (min(255, done.registers + 12) * 32 * strip.warps))
+    size = 4 * geo.groups * (geo.taps + bias)
+    limit = max(WORKSPACE_FLOOR, 2 * size) if max_workspace is None else min(max_workspace, max(WORKSPACE_FLOOR, 2 * size))
+    for segments in (1, 2, 4, 8, 16, 32, 64, 128):
+        if segments > 1 and done.steps // segments < max(2 * strip.UNROLL, 6):
+            break
+        if kind == "input":
+            yield replace(strip, segments=segments)
+            continue
+        for waves in (1, 2, 4):
+            runs = max(1, min(waves * at_once // (channels * geo.kernel[0]), limit // size))
+            yield replace(strip, segments=segments, splits=runs)
+
+
+def choose_strip(kind: str, geo: Geometry, max_workspace: int | None = None, bias: bool = False) -> Strip | None:
+    """The strip that the model thinks fastest, or None where none fits."""
+    found = ranked(kind, geo, max_workspace, bias)
+    return found[0] if found else None
+
+
+def ranked(kind: str, geo: Geometry, max_workspace: int | None = None, bias: bool = False) -> list[Strip]:
+    """All strips worth trying, the model's favourite first."""
+    oriented = turned(geo) if slides_along_last(geo) else geo
+    options = [runs for strip in worth_trying(kind, geo) for runs in in_runs(kind, geo, strip, max_workspace, bias)]
+    return sorted(options, key=lambda strip: estimate(kind, oriented, strip))
