@@ -9,7 +9,7 @@ from typing import Any
 import triton.language as tl
 
 from ...problem import DTYPES, Plan, Problem, Unsupported
-from . import box_plans, depthwise_plans, line_plans
+from . import box_plans, depthwise_plans, line_plans, slide_plans
 from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
 from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
@@ -59,7 +59,17 @@ def noted(plan: Plan, source: str) -> Plan:
 
 
 def depthwise_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
-    """One channel per group: kernels of their own, in one pass where the sums fit."""
+    """One channel per group: kernels of their own, in one pass where that is faster."""
+    slid = slide_plans.for_problem(problem, geo, max_workspace, choice)
+    if slid is None:
+        return plain_depthwise_plan(problem, geo, max_workspace, choice)
+    parts = [problem] if len(problem.results) == 1 or problem.wrt == "weight+bias" else \
+        [problem.with_(wrt="input"), problem.with_(wrt="+".join(problem.results[1:]))]
+    return slide_plans.or_plain(slid, [plain_depthwise_plan(part, geo, max_workspace, None) for part in parts])
+
+
+def plain_depthwise_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
+    """The plain Triton kernels, for any layout and number format."""
     if problem.wrt in ("weight", "weight+bias"):
         return depthwise_plans.weight_plan(problem, geo, max_workspace, choice)
     if len(problem.results) == 1:

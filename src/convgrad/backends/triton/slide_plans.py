@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...problem import DTYPES, Plan, Problem
-from .depthwise_plans import tap_major
+from ...problem import DTYPES, Plan, Problem, Unsupported
+from .depthwise_plans import channels_last, tap_major
 from .geometry import Geometry, strides_of, turned
-from .launch import Launch, Step, aligned_strides
-from .numbers_on_device import on_tensors, scratch
-from .slide import slide_both_kernel, slide_input_kernel, slide_weight_kernel, tall_input_kernel
-from .strips import Strip
+from .launch import INTERPRETED, Launch, Step, aligned_strides
+from .numbers_on_device import on_tensors, rounding, scratch
+from .slide import slide_input_kernel, tall_input_kernel
+from .slide_weight import slide_both_kernel, slide_weight_kernel
+from .strips import Strip, bias_rides, choose_strip, estimate
 from .tiles import reduce_tile
+from .tuning import Choice, fields_of
 from .weight import reduce_taps_kernel
 
 
 class Sums:
     """The partial sums of dw and db, one array (tap, channel) a run, and the kernel that adds the runs in order."""
 
-    def __init__(self, problem: Problem, geo: Geometry, steps_in: Callable[[Any], tuple[int, ...]], splits: int) -> None:
+    def __init__(self, problem: Problem, geo: Geometry, steps_in: Callable[[Any], tuple[int, ...]],
+                 splits: int) -> None:
         self.problem, self.bias = problem, "bias" in problem.results
         size = (geo.taps + self.bias) * geo.groups
         self.shape = (splits * size,)
@@ -231,6 +234,78 @@ def tall_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
 
     return Plan(problem, "triton", f"tall_input_{DTYPES[problem.dtype][0]}_{rows}x{strip.U}x{strip.V}",
                 on_tensors(problem, run), 4 * geo.taps * geo.groups, (f"tile: {strip}",))
+
+
+def fits(problem: Problem, geo: Geometry) -> bool:
+    """Whether the strips' kernels compute what is asked for: float32 sums of operands as they are stored."""
+    return (not INTERPRETED and channels_last(problem) and problem.dtype in ("bfloat16", "float16", "float32")
+            and rounding(problem) == "" and problem.wrt != "output" and max(geo.x + geo.y) < 2**20)
+
+
+def takes(*tensors: Any) -> bool:
+    """Whether channels are neighbours in memory and a row of columns is short enough for 32-bit offsets."""
+    return all((t.shape[1] == 1 or t.stride(1) == 1) and abs(t.stride(-1)) * t.shape[-1] < 2**31 for t in tensors)
+
+
+def many_taps(geo: Geometry) -> Strip | None:
+    """The tile of `tall_input_kernel`, or None where it does not serve."""
+    if geo.kernel[0] > 1 or geo.phases > 1 or max(geo.dilation) > 1 or geo.kernel[1] < 2:
+        return None
+    columns = min(range(4, 9), key=lambda u: (-(-geo.x[2] // u) * u * (1 + geo.kernel[2] / (8.0 * u)), -u))
+    return Strip(columns, 1, 64 if geo.groups % 64 == 0 else 32, UNROLL=4)
+
+
+def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan | None:
+    """The plan by sliding strips; None where the plain kernels must do."""
+    if not fits(problem, geo) or (choice is not None and choice["kernel"] not in ("slide", "tall")):
+        return None
+    kind = "input" if problem.wrt == "input" else "weight" if problem.wrt in ("weight", "weight+bias") else "both"
+    bias = "bias" in problem.results
+    if choice is not None:
+        strip: Strip | None = Strip(**fields_of(choice))
+    else:
+        strip = choose_strip(kind, geo, max_workspace, bias)
+    if kind == "input":
+        if strip is None or (choice is not None and choice["kernel"] == "tall"):
+            strip = strip or many_taps(geo)
+            return None if strip is None else tall_plan(problem, geo, strip)
+        return input_plan(problem, geo, strip)
+    if kind == "both" and (strip is None or (choice is None and apart_is_faster(geo, strip, max_workspace, bias))):
+        raise Unsupported("several results at once: one pass each is faster by the model, or the sums do not fit")
+    if strip is None:
+        return None
+    if bias and not bias_rides(kind, geo, strip):
+        raise Unsupported("the bias gradient at once: the strips do not visit every output exactly once")
+    return (weight_plan if kind == "weight" else both_plan)(problem, geo, strip)
+
+
+def apart_is_faster(geo: Geometry, strip: Strip, max_workspace: int | None, bias: bool) -> bool:
+    """Whether two passes beat one, by the model."""
+    parts = [(kind, choose_strip(kind, geo, max_workspace, bias)) for kind in ("input", "weight")]
+    axes = turned(geo) if strip.turn else geo
+    return all(part is not None for _, part in parts) and estimate("both", axes, strip) > sum(
+        estimate(kind, axes, part) for kind, part in parts if part is not None)
+
+
+def or_plain(slid: Plan, plain: Sequence[Plan]) -> Plan:
+    """The plan by strips where the tensors allow it, otherwise the plain plans of its results one after the other."""
+    problem = slid.problem
+    picks = [[problem.operands.index(name) for name in part.problem.operands] for part in plain]
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        wide = [t for name, t in zip((*problem.operands, *problem.results), (*operands, *results))
+                if name not in ("weight", "bias")]
+        if takes(*wide):
+            slid.run(operands, results, workspace)
+            return
+        first = 0
+        for part, pick in zip(plain, picks):
+            last = first + len(part.problem.results)
+            part.run(tuple(operands[place] for place in pick), results[first:last], workspace)
+            first = last
+
+    return slid._replace(run=run, workspace_bytes=max(slid.workspace_bytes, *(part.workspace_bytes for part in plain)),
+                         notes=(*slid.notes, f"where channels are not neighbours in memory: {plain[0].kernel}"))
 
 
 def try_plan(problem, geo, kw):  # type: ignore

@@ -14,11 +14,12 @@ MOST_REGISTERS = 236  # of a thread, by the model's count; the compiler needs so
 CLOCK = 1.75e6  # cycles per millisecond
 BYTES_PER_MS = 4.0e9
 MOST_STRIP = 16  # columns
+LONGEST_BODY = 1600  # products in the body of a loop: longer ones take long to compile
 
 
 @dataclass(frozen=True)
 class Strip:
-    """U columns x V channels a thread, BC channels a tile; segments of rows, UNROLL rows a turn, splits runs of tiles."""
+    """U columns x V channels a thread, BC channels a tile; segments of rows, UNROLL rows a turn, runs of tiles."""
 
     U: int
     V: int
@@ -36,8 +37,8 @@ class Strip:
         return 32 * self.warps * self.V // self.BC
 
     def __str__(self) -> str:
-        return (f"{self.S} strips of {self.U} columns x {self.BC} channels ({self.V} a thread), {self.segments} segments "
-                f"of rows, {self.UNROLL} rows a turn, {self.splits} runs")
+        return (f"{self.S} strips of {self.U} columns x {self.BC} channels ({self.V} a thread), "
+                f"{self.segments} segments of rows, {self.UNROLL} rows a turn, {self.splits} runs")
 
 
 @dataclass(frozen=True)
@@ -74,27 +75,29 @@ def work(kind: str, geo: Geometry, strip: Strip) -> Work:
         steps = -(-geo.x[1] // (d1 * t1)) + (reach - 1 if strip.segments > 1 else 0)
         # a step of the slide multiplies every tap with the columns it reaches: U/T2 of them
         products = k0 * k1 * k2 * u * v / t2
-        moved = (ring - t1) * u * v / strip.UNROLL if strip.UNROLL < ring else 0
+        moved = (ring - t1) * u * v / strip.UNROLL if ring > strip.UNROLL else 0
         per_step = products + loads * 2.5 + k0 * width * v + t1 * u * (1.5 + v / 2) + moved + 12
         before = 60 + k0 * k1 * k2 * (2 * v + 2)
         strips = geo.batch * geo.x[0] * d1 * -(-geo.x[2] // u)
         loaded = k0 * width * v
     elif kind == "weight":
+        lines = strip.LINES or k1
+        reach = -(-lines // t1)
         width = (u - 1) * t2 + (k2 - 1) * d2 + 1
-        registers = (reach - 1) * u * v + k1 * k2 * v + (u + width) * v + (u + t1 * width) * packed + 40
+        registers = (reach - 1) * u * v + lines * k2 * v + (u + width) * v + (u + t1 * width) * packed + 40
         steps = -(-geo.y[1] // d1) + (reach - 1 if d1 > 1 else 0)
         loads = u + t1 * width
-        moved = (reach - 1) * u * v if strip.UNROLL < reach else 0
-        per_step = k1 * k2 * u * v + loads * 2.5 + (u + t1 * width) * v + moved + 16
+        moved = (reach - 1) * u * v if reach > strip.UNROLL else 0
+        per_step = lines * k2 * u * v + loads * 2.5 + (u + t1 * width) * v + moved + 16
         before = 80 + (reach - 1) * u * (3 + v)
-        strips = geo.batch * geo.y[0] * k0 * d1 * -(-geo.y[2] // u)
+        strips = geo.batch * geo.y[0] * k0 * -(-k1 // lines) * d1 * -(-geo.y[2] // u)
         loaded = loads * v
     else:
         width = window(u, t2, d2, k2)
         registers = reach * width * v + 2 * k1 * k2 * v + 2 * u * v + (width + t1 * u) * packed + 30
         steps = -(-geo.x[1] // (d1 * t1))
         loads = width + t1 * u
-        moved = (reach - 1) * width * v if strip.UNROLL < reach else 0
+        moved = (reach - 1) * width * v if reach > strip.UNROLL else 0
         per_step = 2 * k1 * k2 * u * v / t2 + loads * 2.5 + (width + t1 * u) * v + t1 * u * (1.5 + v / 2) + moved + 20
         before = 80 + (reach - 1) * width * (3 + v)
         strips = geo.batch * d1 * -(-geo.x[2] // u)
@@ -103,7 +106,7 @@ def work(kind: str, geo: Geometry, strip: Strip) -> Work:
 
 
 def estimate(kind: str, geo: Geometry, strip: Strip) -> float:
-    """Milliseconds, roughly: the longer of issuing all instructions and moving all bytes, in whole waves of programs."""
+    """Milliseconds, roughly: the longer of issuing all instructions and moving all bytes, in waves of programs."""
     done = work(kind, geo, strip)
     channel_tiles = -(-geo.groups // strip.BC)
     steps = -(-done.steps // strip.segments)
@@ -112,7 +115,8 @@ def estimate(kind: str, geo: Geometry, strip: Strip) -> float:
     extra = reach if kind == "input" and strip.segments > 1 else 0
     tiles = -(-done.strips * strip.segments // strip.S) * channel_tiles
     at_once = MULTIPROCESSORS * max(1, REGISTERS // (min(255, done.registers + 12) * 32 * strip.warps))
-    programs = tiles if kind == "input" else min(tiles, strip.splits * channel_tiles * geo.kernel[0])
+    groups = geo.kernel[0] * (-(-geo.kernel[1] // strip.LINES) if strip.LINES else 1)
+    programs = tiles if kind == "input" else min(tiles, strip.splits * channel_tiles * groups)
     tiles_each = -(-tiles // programs)
     waves = -(-programs // at_once)
     cycles = tiles_each * ((steps + extra) * done.per_step + done.before) + 600
@@ -143,9 +147,10 @@ def worth_trying(kind: str, geo: Geometry) -> Iterator[Strip]:
         return
     extent = geo.y[2] if kind == "weight" else geo.x[2]
     multiple = 1 if kind == "weight" else geo.stride[2]
-    widths = sorted({-(-(-(-extent // parts)) // multiple) * multiple for parts in range(1, extent + 1)})
+    widths = sorted({math.ceil(extent / (parts * multiple)) * multiple for parts in range(1, extent + 1)})
     rows = geo.y[1] if kind == "weight" else geo.x[1]
     reach = -(-geo.kernel[1] // geo.stride[1])
+    taps = math.prod(geo.kernel[1:] if kind == "weight" else geo.kernel)
     for u in widths:
         if u > 2 * MOST_STRIP or (u > 1 and u * 8 < min(extent, MOST_STRIP) * 1):
             continue
@@ -158,11 +163,21 @@ def worth_trying(kind: str, geo: Geometry) -> Iterator[Strip]:
                 for unroll in sorted({1, 2, 3, 4, 8, 16, reach if reach <= 5 else 1}):
                     if unroll > 1 and (u > 1 and unroll not in (reach, 2)):
                         continue
-                    if unroll > max(1, rows // 2) or unroll * geo.taps * u * v > 1600:
+                    if unroll > 1 and (unroll > rows // 2 or unroll * taps * u * v > LONGEST_BODY):
                         continue
                     strip = Strip(u, v, bc, 1, unroll, turn=turn)
                     if work(kind, geo, strip).registers <= MOST_REGISTERS:
                         yield strip
+                    elif kind == "input" and geo.kernel[0] > 1:
+                        strip = replace(strip, HELD=False)
+                        if work(kind, geo, strip).registers <= MOST_REGISTERS:
+                            yield strip
+                    elif kind == "weight" and unroll == 1:
+                        for groups in range(2, geo.kernel[1] + 1):
+                            strip = replace(strip, LINES=-(-geo.kernel[1] // groups))
+                            if work(kind, geo, strip).registers <= MOST_REGISTERS:
+                                yield strip
+                                break
 
 
 def in_runs(kind: str, geo: Geometry, strip: Strip, max_workspace: int | None, bias: bool) -> Iterator[Strip]:
@@ -172,7 +187,8 @@ def in_runs(kind: str, geo: Geometry, strip: Strip, max_workspace: int | None, b
     channels = -(-geo.groups // strip.BC)
     at_once = MULTIPROCESSORS * max(1, REGISTERS // (min(255, done.registers + 12) * 32 * strip.warps))
     size = 4 * geo.groups * (geo.taps + bias)
-    limit = max(WORKSPACE_FLOOR, 2 * size) if max_workspace is None else min(max_workspace, max(WORKSPACE_FLOOR, 2 * size))
+    limit = max(WORKSPACE_FLOOR, 2 * size)
+    limit = limit if max_workspace is None else min(max_workspace, limit)
     for segments in (1, 2, 4, 8, 16, 32, 64, 128):
         if segments > 1 and done.steps // segments < max(2 * strip.UNROLL, 6):
             break
@@ -180,7 +196,8 @@ def in_runs(kind: str, geo: Geometry, strip: Strip, max_workspace: int | None, b
             yield replace(strip, segments=segments)
             continue
         for waves in (1, 2, 4):
-            runs = max(1, min(waves * at_once // (channels * geo.kernel[0]), limit // size))
+            groups = geo.kernel[0] * (-(-oriented.kernel[1] // strip.LINES) if strip.LINES else 1)
+            runs = max(1, min(waves * at_once // (channels * groups), limit // size))
             yield replace(strip, segments=segments, splits=runs)
 
 
@@ -195,3 +212,18 @@ def ranked(kind: str, geo: Geometry, max_workspace: int | None = None, bias: boo
     oriented = turned(geo) if slides_along_last(geo) else geo
     options = [runs for strip in worth_trying(kind, geo) for runs in in_runs(kind, geo, strip, max_workspace, bias)]
     return sorted(options, key=lambda strip: estimate(kind, oriented, strip))
+
+
+def bias_rides(kind: str, geo: Geometry, strip: Strip) -> bool:
+    """Whether the rows and columns of dy that a strip loads as its own are all of dy, so that they give the bias."""
+    if strip.turn:
+        geo = turned(geo)
+    (_, pad1, pad2), (_, t1, t2), (_, d1, d2), (_, k1, k2) = geo.pad, geo.stride, geo.dilation, geo.kernel
+    lines = strip.LINES or k1
+    first = pad1 // t1 if d1 == 1 else 0 if kind == "weight" else pad1
+    if first > (-(-lines // t1) - 1) * d1:
+        return False
+    if kind == "weight":
+        return True
+    columns = [(c + pad2 - k * d2) // t2 for c in range(strip.U) for k in range(k2) if (c + pad2 - k * d2) % t2 == 0]
+    return bool(columns) and min(columns) <= 0 and strip.U // t2 <= max(columns) + 1
