@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ...problem import Problem
-from . import box_plans, depthwise_plans, line_plans
+from . import box_plans, depthwise_plans, line_plans, slide_plans
 from .geometry import Geometry, geometry
 from .launch import power_of_two
 from .numbers_on_device import operand_bytes
@@ -86,6 +86,14 @@ def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
 
 
 def depthwise(problem: Problem, geo: Geometry) -> Iterator[Choice]:
+    strips = [choice_of(kernel, strip) for kernel, strip in slide_plans.worth_measuring(problem, geo)]
+    if strips and len(problem.results) > 1 and problem.wrt != "weight+bias":
+        yield {"kernel": "separate"}
+    yield from strips
+    yield from plain_depthwise(problem, geo)
+
+
+def plain_depthwise(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     geo, _ = depthwise_plans.in_turn(geo)
     last = geo.kernel[2]
     contiguous = depthwise_plans.channels_last(problem)

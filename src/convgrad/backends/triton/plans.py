@@ -60,6 +60,8 @@ def noted(plan: Plan, source: str) -> Plan:
 
 def depthwise_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
     """One channel per group: kernels of their own, in one pass where that is faster."""
+    if choice is not None and choice["kernel"] == "separate":
+        raise Unsupported("several results at once: tuning found one kernel each to be faster")
     slid = slide_plans.for_problem(problem, geo, max_workspace, choice)
     if slid is None:
         return plain_depthwise_plan(problem, geo, max_workspace, choice)
@@ -74,8 +76,6 @@ def plain_depthwise_plan(problem: Problem, geo: Geometry, max_workspace: int | N
         return depthwise_plans.weight_plan(problem, geo, max_workspace, choice)
     if len(problem.results) == 1:
         return depthwise_plans.gather_plan(problem, geo, choice)
-    if choice is not None and choice["kernel"] == "separate":
-        raise Unsupported("several results at once: tuning found one kernel each to be faster")
     if not depthwise_plans.fused_fits(geo):
         raise Unsupported(f"several results at once with {geo.taps} taps and {geo.phases} phases: the sums of at most "
                           f"{depthwise_plans.FUSED_TAPS} taps at stride 1 fit beside the input gradient")

@@ -15,6 +15,8 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from .slide_taps import held_taps
+
 
 @triton.constexpr_function
 def window_low(U, T, D, P, K):
@@ -61,6 +63,17 @@ def load_row(at, column, there, EXTENT: gl.constexpr, STEP: gl.constexpr, WIDTH:
     for j in gl.static_range(WIDTH):
         inside = (column + j).to(gl.uint32, bitcast=True) < EXTENT
         values = values + (gl.load(at + j * STEP, mask=there & inside, other=0.0),)
+    return values
+
+
+@gluon.jit
+def load_planes(at, step, column, there, plane, extent, EXTENT: gl.constexpr, STEP: gl.constexpr, WIDTH: gl.constexpr,
+                K: gl.constexpr, D: gl.constexpr, P: gl.constexpr):
+    """The same row of the K planes that reach a plane of dx."""
+    values = ()
+    for k in gl.static_range(K):
+        values = values + load_row(at - k * D * step, column, there & below(plane + (P - k * D), extent), EXTENT, STEP,
+                                   WIDTH)
     return values
 
 
@@ -122,7 +135,7 @@ def place_of(tile, strips, segments, planes, RESIDUES: gl.constexpr, S: gl.const
 
 @gluon.jit
 def any_of(flags):
-    return gl.max(gl.max(flags.to(gl.int32), 1), 0) != 0
+    return gl.max(gl.max(flags.to(gl.int32), 1), 0)
 
 
 @gluon.jit
@@ -168,7 +181,7 @@ def slide_input_kernel(
         T1: gl.constexpr, T2: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
         HELD: gl.constexpr, FLUSH: gl.constexpr, U: gl.constexpr, V: gl.constexpr, UNROLL: gl.constexpr,
-        S: gl.constexpr, BC: gl.constexpr, WARPS: gl.constexpr):
+        AHEAD: gl.constexpr, S: gl.constexpr, BC: gl.constexpr, WARPS: gl.constexpr):
     """dx: each row of dy is added to the sums of the rows it reaches; the finished rows are stored, the rest move up.
 
     A segment of rows starts `start` steps before its first row, so that all rows of dy that reach it are met. With
@@ -182,7 +195,8 @@ def slide_input_kernel(
     RING: gl.constexpr = larger(K1, T1)
     FIRST: gl.constexpr = P1 // T1 if D1 == 1 else P1  # row of dy of step 0
     pid = gl.program_id(0)
-    c = (pid % channel_tiles) * BC + gl.arange(0, BC, layout=gl.SliceLayout(0, LAYOUT))[None, :]
+    c_tile = (pid % channel_tiles) * BC
+    c = c_tile + gl.arange(0, BC, layout=gl.SliceLayout(0, LAYOUT))[None, :]
     n, plane, segment, residue, strip = place_of(pid // channel_tiles, strips, segments, X0, D1, S, LAYOUT)
     there = (n < N) & (c < C)
     step = segment * steps - start
@@ -194,33 +208,31 @@ def slide_input_kernel(
     zero = gl.full([S, BC], 0.0, gl.float32, LAYOUT)
     w_at = weight + gl.full([S, 1], 0, gl.int32, LAYOUT) + c * w_c
 
-    suspect = zero
-    taps = ()
-    for k in gl.static_range(K0 * K1):
-        line = load_taps(w_at + (k // K1) * w_0 + (k % K1) * w_1, there, W2, K2)
-        for t in gl.static_range(K2):
-            suspect += line[t] * 0.0
-        if HELD:
-            taps = taps + line
-    if any_of(suspect != suspect):
+    if HELD:
+        taps, bad = held_taps(weight, c_tile, w_c, w_0, w_1, C, W2, K0, K1, K2, BC, WARPS, LAYOUT)
+    else:
+        suspect = zero
+        for k in range(0, K0 * K1 * K2):
+            suspect += gl.load(w_at + k * W2, mask=there, other=0.0).to(gl.float32) * 0.0
+        bad = any_of(suspect != suspect)
+    if bad != 0:
         masked_input(dy, w_at, dx, there, n, plane, i + start * (T1 * D1), strip, c, steps * T1, Q0, Q1, X1,
                      (y_n, y_0, y_1), (r_n, r_0, r_1), w_0, w_1, Q2, X2, Y2, R2, W2, (K0, K1, K2), (1, T1, T2),
                      (D0, D1, D2), (P0, P1, P2), U, zero)
     else:
         acc = (zero,) * (RING * U)
         ahead = ()
-        for k0 in gl.static_range(K0):
-            ahead = ahead + load_row(y_at - k0 * D0 * y_0, column,
-                                     there & (below(plane + (P0 - k0 * D0), Q0) & below(o, Q1)), Q2, Y2, WIDTH)
+        for a in gl.static_range(AHEAD):
+            ahead = ahead + load_planes(y_at + a * D1 * y_1, y_0, column, there & below(o + a * D1, Q1), plane, Q0, Q2,
+                                        Y2, WIDTH, K0, D0, P0)
         for turn in range(0, turns):
             for s in gl.static_range(UNROLL):
-                current = ahead
-                ahead = ()
+                current = ahead[:K0 * WIDTH]
                 o += D1
                 y_at += D1 * y_1
-                for k0 in gl.static_range(K0):
-                    ahead = ahead + load_row(y_at - k0 * D0 * y_0, column,
-                                             there & (below(plane + (P0 - k0 * D0), Q0) & below(o, Q1)), Q2, Y2, WIDTH)
+                ahead = ahead[K0 * WIDTH:] + load_planes(
+                    y_at + (AHEAD - 1) * D1 * y_1, y_0, column, there & below(o + (AHEAD - 1) * D1, Q1), plane, Q0, Q2,
+                    Y2, WIDTH, K0, D0, P0)
                 for k0 in gl.static_range(K0):
                     window = as_sums(current[k0 * WIDTH:k0 * WIDTH + WIDTH], WIDTH)
                     for k1 in gl.static_range(K1):
@@ -285,7 +297,7 @@ def tall_input_kernel(
     suspect = zero
     for e in gl.static_range(R * U):
         suspect += acc[e] * 0.0
-    if any_of(suspect != suspect):
+    if any_of(suspect != suspect) != 0:
         w_at = weight + gl.full([S, 1], 0, gl.int32, LAYOUT) + c * w_c
         masked_input(dy, w_at, dx, there, n, plane, i, strip, c, R, 1, Q1, X1, (y_n, 0, y_1), (r_n, 0, r_1), 0, w_1,
                      Q2, X2, Y2, R2, W2, (1, K1, K2), (1, 1, 1), (1, 1, 1), (0, P1, P2), U, zero)

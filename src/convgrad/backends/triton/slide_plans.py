@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...problem import DTYPES, Plan, Problem, Unsupported
@@ -12,10 +13,12 @@ from .launch import INTERPRETED, Launch, Step, aligned_strides
 from .numbers_on_device import on_tensors, rounding, scratch
 from .slide import slide_input_kernel, tall_input_kernel
 from .slide_weight import slide_both_kernel, slide_weight_kernel
-from .strips import Strip, bias_rides, choose_strip, estimate
+from .strips import Strip, bias_rides, choose_strip, estimate, ranked
 from .tiles import reduce_tile
 from .tuning import Choice, fields_of
 from .weight import reduce_taps_kernel
+
+MOST_MEASURED = 16  # strips that tuning measures for a problem
 
 
 class Sums:
@@ -87,7 +90,7 @@ def input_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
         ralign, (rn, r0, r1) = aligned_strides((rn, r0, r1))
         constants = {**geo.constants(), "YALIGN": yalign, "RALIGN": ralign, "C": geo.groups, "Q2": geo.y[2],
                      "X2": geo.x[2], "Y2": y2, "R2": r2, "W2": w2, "HELD": strip.HELD, "FLUSH": flush, "U": strip.U,
-                     "V": strip.V, "UNROLL": strip.UNROLL, "S": strip.S, "BC": strip.BC, "WARPS": strip.warps}
+                     "V": strip.V, "UNROLL": strip.UNROLL, "AHEAD": strip.AHEAD, "S": strip.S, "BC": strip.BC, "WARPS": strip.warps}
         del constants["T0"]
         scalars = (geo.batch, geo.y[0], geo.y[1], geo.x[0], geo.x[1], strips, segments, steps, start, turns,
                    channel_tiles, yn, y0, y1, rn, r0, r1, wc, w0, w1)
@@ -138,7 +141,7 @@ def weight_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
         xalign, (xn, x0, x1) = aligned_strides((xn, x0, x1))
         constants = {**geo.constants(), "YALIGN": yalign, "XALIGN": xalign, "C": geo.groups, "Q2": geo.y[2],
                      "X2": geo.x[2], "Y2": y2, "XS2": x2, "BIAS": bias, "LINES": lines, "U": strip.U, "V": strip.V,
-                     "UNROLL": strip.UNROLL, "S": strip.S, "BC": strip.BC, "WARPS": strip.warps}
+                     "UNROLL": strip.UNROLL, "AHEAD": strip.AHEAD, "S": strip.S, "BC": strip.BC, "WARPS": strip.warps}
         del constants["T0"]
         scalars = (geo.batch, geo.y[0], geo.y[1], geo.x[0], geo.x[1], strips, segments, steps, turns, tiles,
                    run_length, channel_tiles, yn, y0, y1, xn, x0, x1)
@@ -185,7 +188,7 @@ def both_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
         ralign, (rn, r1) = aligned_strides((rn, r1))
         constants = {name: value for name, value in geo.constants().items() if not name.endswith("0")} | {
             "YALIGN": yalign, "XALIGN": xalign, "RALIGN": ralign, "C": geo.groups, "Q2": geo.y[2], "X2": geo.x[2],
-            "Y2": y2, "XS2": x2, "R2": r2, "W2": w2, "BIAS": bias, "U": strip.U, "V": strip.V, "UNROLL": strip.UNROLL,
+            "Y2": y2, "XS2": x2, "R2": r2, "W2": w2, "BIAS": bias, "U": strip.U, "V": strip.V, "UNROLL": strip.UNROLL, "AHEAD": strip.AHEAD,
             "S": strip.S, "BC": strip.BC, "WARPS": strip.warps}
         scalars = (geo.batch, geo.y[1], geo.x[1], strips, segments, steps, turns, tiles, run_length, channel_tiles,
                    yn, y1, xn, x1, rn, r1, wc, w1)
@@ -247,6 +250,11 @@ def takes(*tensors: Any) -> bool:
     return all((t.shape[1] == 1 or t.stride(1) == 1) and abs(t.stride(-1)) * t.shape[-1] < 2**31 for t in tensors)
 
 
+def kind_of(problem: Problem) -> str:
+    """Which kernel answers: "input", "weight" or "both"."""
+    return "input" if problem.wrt == "input" else "weight" if problem.wrt in ("weight", "weight+bias") else "both"
+
+
 def many_taps(geo: Geometry) -> Strip | None:
     """The tile of `tall_input_kernel`, or None where it does not serve."""
     if geo.kernel[0] > 1 or geo.phases > 1 or max(geo.dilation) > 1 or geo.kernel[1] < 2:
@@ -259,7 +267,7 @@ def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choi
     """The plan by sliding strips; None where the plain kernels must do."""
     if not fits(problem, geo) or (choice is not None and choice["kernel"] not in ("slide", "tall")):
         return None
-    kind = "input" if problem.wrt == "input" else "weight" if problem.wrt in ("weight", "weight+bias") else "both"
+    kind = kind_of(problem)
     bias = "bias" in problem.results
     if choice is not None:
         strip: Strip | None = Strip(**fields_of(choice))
@@ -277,6 +285,25 @@ def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choi
     if bias and not bias_rides(kind, geo, strip):
         raise Unsupported("the bias gradient at once: the strips do not visit every output exactly once")
     return (weight_plan if kind == "weight" else both_plan)(problem, geo, strip)
+
+
+def worth_measuring(problem: Problem, geo: Geometry) -> Iterator[tuple[str, Strip]]:
+    """(kernel, strip) pairs for tuning, the model's own pick first, then the best of every shape."""
+    if not fits(problem, geo):
+        return
+    kind = kind_of(problem)
+    bias = "bias" in problem.results
+    shapes = set()
+    for strip in ranked(kind, geo, None, bias):
+        shape = (strip.U, strip.V, strip.BC, strip.UNROLL > 1, strip.segments > 1)
+        if shape not in shapes and (not bias or bias_rides(kind, geo, strip)):
+            shapes.add(shape)
+            yield "slide", strip
+        if len(shapes) == MOST_MEASURED:
+            return
+    tall = many_taps(geo) if kind == "input" and not shapes else None
+    if tall is not None:
+        yield from (("tall", replace(tall, U=columns)) for columns in (tall.U, 4, 8, 14))
 
 
 def apart_is_faster(geo: Geometry, strip: Strip, max_workspace: int | None, bias: bool) -> bool:

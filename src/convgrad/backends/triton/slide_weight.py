@@ -11,7 +11,6 @@ from .slide import (
     as_sums,
     below,
     load_row,
-    load_taps,
     masked_input,
     place_of,
     rows_reached,
@@ -21,6 +20,7 @@ from .slide import (
     window_low,
     window_width,
 )
+from .slide_taps import held_taps
 
 
 @gluon.jit
@@ -91,8 +91,8 @@ def slide_weight_kernel(
         T1: gl.constexpr, T2: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr, BIAS: gl.constexpr,
         LINES: gl.constexpr,
-        U: gl.constexpr, V: gl.constexpr, UNROLL: gl.constexpr, S: gl.constexpr, BC: gl.constexpr,
-        WARPS: gl.constexpr):
+        U: gl.constexpr, V: gl.constexpr, UNROLL: gl.constexpr, AHEAD: gl.constexpr, S: gl.constexpr,
+        BC: gl.constexpr, WARPS: gl.constexpr):
     """dw of LINES lines of taps over a run of tiles: a row of x meets the rows of dy that reach it, kept in registers.
 
     Step e loads row e of dy and the rows e*stride - pad + (0..stride-1) of x, where pad is that of the first line.
@@ -138,22 +138,28 @@ def slide_weight_kernel(
             if BIAS:
                 for u in gl.static_range(U):
                     bias += gl.where(segment == 0, row[u], 0.0)
-        ahead = load_row(y_at, strip * U, y_there & below(o, Q1), Q2, Y2, U)
-        for t in gl.static_range(T1):
-            ahead = ahead + load_row(x_at + t * x_1, strip * (U * T2) - P2, x_there & below(i + t, X1), X2, XS2, WIDTH)
+        ahead = ()
+        for a in gl.static_range(AHEAD):
+            ahead = ahead + load_row(y_at + a * D1 * y_1, strip * U, y_there & ((step + a < last) & below(o + a * D1, Q1)),
+                                     Q2, Y2, U)
+            for t in gl.static_range(T1):
+                ahead = ahead + load_row(x_at + (a * D1 * T1 + t) * x_1, strip * (U * T2) - P2,
+                                         x_there & ((step + a < last) & below(i + (a * D1 * T1 + t), X1)), X2, XS2, WIDTH)
         for _ in range(0, turns):
             for _ in gl.static_range(UNROLL):
-                current = ahead
+                current = ahead[:U + T1 * WIDTH]
                 step += 1
                 o += D1
                 i += D1 * T1
                 y_at += D1 * y_1
                 x_at += D1 * T1 * x_1
-                more = step < last
-                ahead = load_row(y_at, strip * U, y_there & (more & below(o, Q1)), Q2, Y2, U)
+                more = step + (AHEAD - 1) < last
+                ahead = ahead[U + T1 * WIDTH:] + load_row(
+                    y_at + (AHEAD - 1) * D1 * y_1, strip * U, y_there & (more & below(o + (AHEAD - 1) * D1, Q1)), Q2, Y2, U)
                 for t in gl.static_range(T1):
-                    ahead = ahead + load_row(x_at + t * x_1, strip * (U * T2) - P2,
-                                             x_there & (more & below(i + t, X1)), X2, XS2, WIDTH)
+                    ahead = ahead + load_row(x_at + ((AHEAD - 1) * D1 * T1 + t) * x_1, strip * (U * T2) - P2,
+                                             x_there & (more & below(i + ((AHEAD - 1) * D1 * T1 + t), X1)), X2, XS2,
+                                             WIDTH)
                 row = as_sums(current[:U], U)
                 if BIAS:
                     for u in gl.static_range(U):
@@ -173,7 +179,7 @@ def slide_weight_kernel(
     suspect = zero
     for e in gl.static_range(LINES * K2):
         suspect += acc[e] * 0.0
-    if any_of(suspect != suspect):
+    if any_of(suspect != suspect) != 0:
         masked_weight(dy, x, out, taps, (c, c_out), k0, begin, end, strips, segments, steps, Q0, (N, Q1, X0, X1),
                       (y_n, y_0, y_1), (x_n, x_0, x_1), zero, first * T1 - pad1, pad1, False, Q2, X2, Y2, XS2, C,
                       (K0, K1, K2), (1, T1, T2), (D0, D1, D2), (P0, P1, P2), U, S, LAYOUT)
@@ -206,7 +212,7 @@ def slide_both_kernel(
         X2: gl.constexpr, Y2: gl.constexpr, XS2: gl.constexpr, R2: gl.constexpr, W2: gl.constexpr,
         K1: gl.constexpr, K2: gl.constexpr, T1: gl.constexpr, T2: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
         P1: gl.constexpr, P2: gl.constexpr, BIAS: gl.constexpr, U: gl.constexpr, V: gl.constexpr,
-        UNROLL: gl.constexpr, S: gl.constexpr, BC: gl.constexpr, WARPS: gl.constexpr):
+        UNROLL: gl.constexpr, AHEAD: gl.constexpr, S: gl.constexpr, BC: gl.constexpr, WARPS: gl.constexpr):
     """dx, dw and db from one read of dy and x: a strip of x and dx, and the windows of dy that reach it."""
     y_n, y_1 = yn.to(gl.int64) * YALIGN, y1.to(gl.int64) * YALIGN
     x_n, x_1 = xn.to(gl.int64) * XALIGN, x1.to(gl.int64) * XALIGN
@@ -224,12 +230,7 @@ def slide_both_kernel(
     end = gl.minimum(begin + run, tiles)
     zero = gl.full([S, BC], 0.0, gl.float32, LAYOUT)
     w_at = weight + gl.full([S, 1], 0, gl.int32, LAYOUT) + c * w_c
-    bad_taps = zero
-    taps = ()
-    for k in gl.static_range(K1):
-        taps = taps + load_taps(w_at + k * w_1, c < C, W2, K2)
-    for t in gl.static_range(K1 * K2):
-        bad_taps += taps[t] * 0.0
+    taps, bad_taps = held_taps(weight, c_tile, w_c, 0, w_1, C, W2, 1, K1, K2, BC, WARPS, LAYOUT)
     acc = (zero,) * (K1 * K2)
     bias = zero
     for tile in range(begin, end):
@@ -251,19 +252,24 @@ def slide_both_kernel(
             if BIAS:
                 for q in gl.static_range(U // T2):
                     bias += gl.where(segment == 0, row[q - LOW], 0.0)
-        ahead = load_row(y_at, column, there & below(o, Q1), Q2, Y2, WIDTH)
-        for t in gl.static_range(T1):
-            ahead = ahead + load_row(x_at + t * x_1, strip * U, there & below(i + t, X1), X2, XS2, U)
+        ahead = ()
+        for a in gl.static_range(AHEAD):
+            ahead = ahead + load_row(y_at + a * D1 * y_1, column, there & ((step + a < last) & below(o + a * D1, Q1)), Q2,
+                                     Y2, WIDTH)
+            for t in gl.static_range(T1):
+                ahead = ahead + load_row(x_at + (a * D1 * T1 + t) * x_1, strip * U,
+                                         there & ((step + a < last) & below(i + (a * D1 * T1 + t), X1)), X2, XS2, U)
         for _ in range(0, turns):
             for _ in gl.static_range(UNROLL):
-                current = ahead
+                current = ahead[:WIDTH + T1 * U]
                 y_at += D1 * y_1
                 x_at += D1 * T1 * x_1
-                more = step + 1 < last
-                ahead = load_row(y_at, column, there & (more & below(o + D1, Q1)), Q2, Y2, WIDTH)
+                more = step + AHEAD < last
+                ahead = ahead[WIDTH + T1 * U:] + load_row(
+                    y_at + (AHEAD - 1) * D1 * y_1, column, there & (more & below(o + AHEAD * D1, Q1)), Q2, Y2, WIDTH)
                 for t in gl.static_range(T1):
-                    ahead = ahead + load_row(x_at + t * x_1, strip * U, there & (more & below(i + (D1 * T1 + t), X1)),
-                                             X2, XS2, U)
+                    ahead = ahead + load_row(x_at + ((AHEAD - 1) * D1 * T1 + t) * x_1, strip * U,
+                                             there & (more & below(i + (AHEAD * D1 * T1 + t), X1)), X2, XS2, U)
                 row = as_sums(current[:WIDTH], WIDTH)
                 if BIAS:
                     for q in gl.static_range(U // T2):
@@ -290,14 +296,14 @@ def slide_both_kernel(
     suspect = zero
     for e in gl.static_range(K1 * K2):
         suspect += acc[e] * 0.0
-    if any_of(bad_taps != bad_taps):
+    if bad_taps != 0:
         for tile in range(begin, end):
             n, plane, segment, residue, strip = place_of(tile, strips, segments, 1, D1, S, LAYOUT)
             masked_input(dy, w_at, dx, (n < N) & (c < C), n, plane,
                          T1 * FIRST - P1 + residue + segment * steps * (T1 * D1), strip, c, steps * T1, 1, Q1, X1,
                          (y_n, 0, y_1), (r_n, 0, r_1), 0, w_1, Q2, X2, Y2, R2, W2, (1, K1, K2), (1, T1, T2),
                          (1, D1, D2), (0, P1, P2), U, zero)
-    if any_of(suspect != suspect):
+    if any_of(suspect != suspect) != 0:
         masked_weight(dy, x, out, K1 * K2, (c, c_out), 0, begin, end, strips, segments, steps, 1, (N, Q1, 1, X1),
                       (y_n, 0, y_1), (x_n, 0, x_1), zero, T1 * FIRST - P1, P1, True, Q2, X2, Y2, XS2, C, (1, K1, K2),
                       (1, T1, T2), (1, D1, D2), (0, P1, P2), U, S, LAYOUT)

@@ -26,6 +26,7 @@ class Strip:
     BC: int
     segments: int = 1
     UNROLL: int = 1
+    AHEAD: int = 1  # rows whose loads are under way
     HELD: bool = True  # input gradient: taps stay in registers
     splits: int = 1  # weight gradient: runs of tiles
     warps: int = 4
