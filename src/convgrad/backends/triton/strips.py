@@ -11,8 +11,10 @@ from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR
 
 REGISTERS = 65536  # of a multiprocessor
 MOST_REGISTERS = 236  # of a thread, by the model's count; the compiler needs some more
-CLOCK = 1.75e6  # cycles per millisecond
-BYTES_PER_MS = 4.0e9
+CLOCK = 1.85e6  # cycles per millisecond
+BYTES_PER_MS = 3.8e9
+LATENCY = 0.9e-3  # milliseconds from a load to its value when the memory is busy
+LAUNCH = 0.004  # milliseconds of a kernel that does nothing
 MOST_STRIP = 16  # columns
 LONGEST_BODY = 1600  # products in the body of a loop: longer ones take long to compile
 
@@ -52,6 +54,8 @@ class Work:
     steps: int
     strips: int  # of one segment, all images and planes
     loaded: float  # bytes, all strips together
+    moved: float  # bytes that must come from or go to memory
+    under_way: float  # bytes a thread has asked for while it works on a step
 
 
 def window(columns: int, stride: int, dilation: int, kernel: int) -> int:
@@ -66,6 +70,7 @@ def work(kind: str, geo: Geometry, strip: Strip) -> Work:
     (k0, k1, k2), (_, t1, t2), (_, d1, d2) = geo.kernel, geo.stride, geo.dilation
     u, v = strip.U, strip.V
     packed = -(-v // 2)
+    convert = v if v > 1 else 2.5  # instructions that make float32 of an element
     reach = -(-k1 // t1)
     ring = max(k1, t1)
     if kind == "input":
@@ -77,8 +82,8 @@ def work(kind: str, geo: Geometry, strip: Strip) -> Work:
         # a step of the slide multiplies every tap with the columns it reaches: U/T2 of them
         products = k0 * k1 * k2 * u * v / t2
         moved = (ring - t1) * u * v / strip.UNROLL if ring > strip.UNROLL else 0
-        per_step = products + loads * 2.5 + k0 * width * v + t1 * u * (1.5 + v / 2) + moved + 12
-        before = 60 + k0 * k1 * k2 * (2 * v + 2)
+        per_step = products + loads * 2.5 + k0 * width * convert + t1 * u * (1.5 + v / 2) + moved + 12
+        before = 500 + 4 * k0 * k1 * k2
         strips = geo.batch * geo.x[0] * d1 * -(-geo.x[2] // u)
         loaded = k0 * width * v
     elif kind == "weight":
@@ -89,7 +94,7 @@ def work(kind: str, geo: Geometry, strip: Strip) -> Work:
         steps = -(-geo.y[1] // d1) + (reach - 1 if d1 > 1 else 0)
         loads = u + t1 * width
         moved = (reach - 1) * u * v if reach > strip.UNROLL else 0
-        per_step = lines * k2 * u * v + loads * 2.5 + (u + t1 * width) * v + moved + 16
+        per_step = lines * k2 * u * v + loads * 2.5 + (u + t1 * width) * convert + moved + 16
         before = 80 + (reach - 1) * u * (3 + v)
         strips = geo.batch * geo.y[0] * k0 * -(-k1 // lines) * d1 * -(-geo.y[2] // u)
         loaded = loads * v
@@ -99,11 +104,16 @@ def work(kind: str, geo: Geometry, strip: Strip) -> Work:
         steps = -(-geo.x[1] // (d1 * t1))
         loads = width + t1 * u
         moved = (reach - 1) * width * v if reach > strip.UNROLL else 0
-        per_step = 2 * k1 * k2 * u * v / t2 + loads * 2.5 + (width + t1 * u) * v + t1 * u * (1.5 + v / 2) + moved + 20
+        per_step = 2 * k1 * k2 * u * v / t2 + loads * 2.5 + (width + t1 * u) * convert + t1 * u * (1.5 + v / 2) + moved + 20
         before = 80 + (reach - 1) * width * (3 + v)
         strips = geo.batch * d1 * -(-geo.x[2] // u)
         loaded = loads * v
-    return Work(registers, per_step, before, steps, strips, 2.0 * loaded * geo.groups / v * strips * steps)
+    inputs, outputs = geo.batch * geo.groups * math.prod(geo.x), geo.batch * geo.groups * math.prod(geo.y)
+    again = 0.25 * (k0 - 1)  # planes that are read again for every tap of axis 0, mostly from the cache
+    least = 2.0 * (inputs + outputs * (1 + again)) if kind == "input" else \
+        2.0 * (1 + again) * (inputs + outputs) if kind == "weight" else 2.0 * (2 * inputs + outputs)
+    return Work(registers + (strip.AHEAD - 1) * loads * packed, per_step, before, steps, strips,
+                2.0 * loaded * geo.groups / v * strips * steps, least, 2.0 * loaded * (strip.AHEAD - 0.5 + strip.UNROLL / 2))
 
 
 def estimate(kind: str, geo: Geometry, strip: Strip) -> float:
@@ -120,11 +130,16 @@ def estimate(kind: str, geo: Geometry, strip: Strip) -> float:
     programs = tiles if kind == "input" else min(tiles, strip.splits * channel_tiles * groups)
     tiles_each = -(-tiles // programs)
     waves = -(-programs // at_once)
-    cycles = tiles_each * ((steps + extra) * done.per_step + done.before) + 600
+    cycles = tiles_each * ((steps + extra) * done.per_step + done.before) + (0 if kind == "input" else geo.taps * 80)
     warps = min(programs, at_once) / MULTIPROCESSORS * strip.warps / 4  # of a scheduler
-    latency = 800 * tiles_each * ((steps + extra) / strip.UNROLL / 2 + 2)  # cycles a warp waits for memory at most
-    issue = waves * max(cycles * max(1.0, warps), cycles + latency) / CLOCK
-    return max(issue, done.loaded * (1 + extra / max(1, steps)) / BYTES_PER_MS * 0.8)
+    waiting = LATENCY * CLOCK * (2 * tiles_each + 1)  # for the first rows of every tile
+    issue = 1.15 * waves * max(cycles * max(1.0, warps), cycles + waiting) / CLOCK
+    in_flight = min(programs, at_once) * strip.warps * 32 * done.under_way
+    wait = done.loaded * (1 + extra / max(1, steps)) * LATENCY / in_flight
+    memory = done.moved * (1 + 0.3 * extra / max(1, steps)) / BYTES_PER_MS
+    segment = 2 * min(strip.BC, geo.groups)  # bytes that lanes next to each other access
+    memory *= 1.0 if segment >= 128 or (segment >= 64 and geo.groups % 32 == 0) else 1.25
+    return math.hypot(issue, memory, wait) + (LAUNCH if kind == "input" else 2 * LAUNCH)
 
 
 def slides_along_last(geo: Geometry) -> bool:
@@ -134,8 +149,8 @@ def slides_along_last(geo: Geometry) -> bool:
 
 def channel_tiles(channels: int) -> Iterator[int]:
     """Widths of a tile that waste less than an eighth of the channels."""
-    for width in (64, 32, 16):
-        if -(-channels // width) * width <= 1.125 * channels or width == 16:
+    for width in (128, 64, 32, 16):
+        if -(-channels // width) * width <= 1.2 * channels or width == 16:
             yield width
 
 
@@ -169,6 +184,9 @@ def worth_trying(kind: str, geo: Geometry) -> Iterator[Strip]:
                     strip = Strip(u, v, bc, 1, unroll, turn=turn)
                     if work(kind, geo, strip).registers <= MOST_REGISTERS:
                         yield strip
+                        further = replace(strip, AHEAD=2)
+                        if work(kind, geo, further).registers <= 170:
+                            yield further
                     elif kind == "input" and geo.kernel[0] > 1:
                         strip = replace(strip, HELD=False)
                         if work(kind, geo, strip).registers <= MOST_REGISTERS:
@@ -190,13 +208,13 @@ def in_runs(kind: str, geo: Geometry, strip: Strip, max_workspace: int | None, b
     size = 4 * geo.groups * (geo.taps + bias)
     limit = max(WORKSPACE_FLOOR, 2 * size)
     limit = limit if max_workspace is None else min(max_workspace, limit)
-    for segments in (1, 2, 4, 8, 16, 32, 64, 128):
+    for segments in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128):
         if segments > 1 and done.steps // segments < max(2 * strip.UNROLL, 6):
             break
         if kind == "input":
             yield replace(strip, segments=segments)
             continue
-        for waves in (1, 2, 4):
+        for waves in (1, 2, 3):
             groups = geo.kernel[0] * (-(-oriented.kernel[1] // strip.LINES) if strip.LINES else 1)
             runs = max(1, min(waves * at_once // (channels * groups), limit // size))
             yield replace(strip, segments=segments, splits=runs)
