@@ -139,11 +139,11 @@ class Search {
     // As many summed channels as the budget of the box allows, in even blocks.
     const int64_t positions = choice.box.positions(), all = c_.padded(c_.reduced);
     const int64_t multiple = std::max<int64_t>(gemm_.k_multiple, 16);
-    const int64_t fitting = std::min(all, box_budget / (positions * bytes_) / multiple * multiple);
+    const int64_t fitting = std::min(all, box_budget / (positions * bytes_ * gemm_.parts) / multiple * multiple);
     choice.count = ceil_div(c_.reduced, std::max(fitting, std::min(all, multiple)));
     choice.block = std::min(all, round_up(ceil_div(c_.reduced, choice.count), multiple));
     choice.count = ceil_div(c_.reduced, choice.block);
-    choice.box_bytes = positions * row_pitch(choice.block, bytes_) * bytes_;
+    choice.box_bytes = positions * row_pitch(choice.block, bytes_) * bytes_ * gemm_.parts;
 
     // At most so many strips: joined rows, or rows cut where the set of landing taps changes.
     const int64_t segments = std::min<int64_t>(w, 2 * int64_t(c_.taps[2].offset.size()) + 1);
@@ -165,7 +165,7 @@ class Search {
   int64_t workspace(const Choice& choice) const {
     const int64_t channels = round_up(c_.reduced, std::max<int64_t>(gemm_.k_multiple, 16)) + choice.count * 32;
     return choice.box_bytes + choice.sums_bytes + 4096 +
-           c_.tap_total * choice.panels * choice.panel * geo_.G * channels * bytes_;
+           c_.tap_total * choice.panels * choice.panel * geo_.G * channels * bytes_ * gemm_.parts;
   }
 
   double cycles(const Choice& choice) const {
@@ -184,7 +184,7 @@ class Search {
     const bool whole_lines = to_last_ == choice.rows && (choice.rows || neighbours_);
     tile += d * h * w * double(c_.results) * phases * (whole_lines ? store_cycles : scatter_cycles);
     tile += double(choice.count - 1) * pixels * columns * sums_cycles;
-    tile += taps * reduced * double(c_.results * bytes_) / 16.0;  // the weight, from L2 or beyond
+    tile += taps * reduced * double(c_.results * bytes_ * gemm_.parts) / 16.0;  // the weight, from L2 or beyond
     if (choice.box_bytes > box_budget) tile *= 1.0 + 0.1 * double(choice.box_bytes) / double(box_budget);
     // Tasks that do not share out evenly among four threads wait for each other.
     const double tasks = double(choice.tasks) * repeats, uneven = std::ceil(tasks / 4) * 4 / std::max(tasks, 1.0);
@@ -245,8 +245,10 @@ double Correlation::choose_blocking(int64_t element_bytes, int64_t limit, int64_
   panels = chosen.panels;
   panels_block = chosen.share;
   blocks = ceil_div(panels, panels_block);
-  weight_bytes = round_up(problem.geo.G * channel_pad * tap_total * panels * panel * element_bytes + 256, 64);
-  box_bytes = round_up(chosen.box_bytes + 2 * gemm->cols * element_bytes, 64);
+  weight_plane = round_up(problem.geo.G * channel_pad * tap_total * panels * panel * element_bytes + 256, 64);
+  weight_bytes = gemm->parts * weight_plane;
+  box_plane = round_up(chosen.box_bytes / gemm->parts + 2 * gemm->cols * element_bytes, 64);
+  box_bytes = gemm->parts * box_plane;
   sums_bytes = chosen.sums_bytes;
   slot_bytes = box_bytes + sums_bytes;
   return best + double(problem.geo.G * reduced * results * tap_total) * 1.5;

@@ -48,6 +48,7 @@ struct Correlation {
   int64_t channel_block, channel_blocks, channel_pad;  // of the summed channels
   int64_t panel, panels, panels_block, blocks;         // of the result channels
   int64_t weight_bytes = 0, box_bytes = 0, sums_bytes = 0, slot_bytes = 0;  // none where no tap lands
+  int64_t weight_plane = 0, box_plane = 0;  // bytes of one part of the packed weight, of the box
 
   Correlation(const Problem& problem, const Gemm* gemm);
   Correlation(const Correlation&) = delete;  // phases point into axis_phases
@@ -60,7 +61,8 @@ struct Correlation {
   std::string describe() const;
 };
 
+// False if operands in parts met values for which the parts do not suffice: the result is then not complete.
 template <typename T>
-void run_correlation(const Correlation& correlation, const Arguments& arguments);
+bool run_correlation(const Correlation& correlation, const Arguments& arguments);
 
 }  // namespace convgrad

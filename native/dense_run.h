@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
+#include <mutex>
 
 #include "dense_correlate.h"
 #include "dense_store.h"
@@ -18,12 +20,17 @@ struct Run {
   Store<T> store;
   T* weight;
   char* slots;
+  // Of operands in parts: what the weight holds, and whether the parts do not suffice.
+  mutable std::mutex mutex;
+  mutable Magnitudes weight_met;
+  mutable std::atomic<bool> outside{false};
 
   Run(const Correlation& correlation, const Arguments& args)
       : plan(correlation), arguments(args),
         source(correlation.problem.wrt & wrt_output ? args.x : args.y),
         result(correlation.problem.wrt & wrt_output ? args.y : args.x),
-        packer(*correlation.problem.isa, correlation.problem.dtype, correlation.problem.compute),
+        packer(*correlation.problem.isa, correlation.problem.dtype, correlation.problem.compute,
+               correlation.gemm->parts),
         store(*correlation.problem.isa, correlation.problem.out_dtype),
         weight(reinterpret_cast<T*>(args.workspace)), slots(args.workspace + correlation.weight_bytes) {}
 

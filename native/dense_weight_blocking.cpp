@@ -100,8 +100,9 @@ class Search {
     const int64_t positions = std::max(choice.box.positions(), d * h * round_up(w, multiple));
     const int64_t pitch = row_pitch(round_up(images * positions, 2), bytes_);
     const int64_t slack = 2 * (multiple + choice.box.pitch) * bytes_;
-    choice.box_bytes = round_up(in * pitch * bytes_ + in * 64 + slack, 64);
-    choice.dy_bytes = round_up(images * d * std::max(rows, plane) * round_up(out, gemm_.cols) * bytes_, 64);
+    choice.box_bytes = gemm_.parts * round_up(in * pitch * bytes_ + in * 64 + slack, 64);
+    choice.dy_bytes =
+        gemm_.parts * round_up(images * d * std::max(rows, plane) * round_up(out, gemm_.cols) * bytes_, 64);
     choice.sums_bytes = round_up(geo_.taps() * in * round_up(out, gemm_.cols) * sum_bytes_, 64);
     // Slices of the reduction, so that there are enough tasks, as far as their partial sums find room.
     choice.slices = std::clamp(ceil_div(tasks_wanted, choice.blocks), int64_t(1), choice.chunks);

@@ -1,7 +1,9 @@
 // How a grouped problem is cut for the lane kernels: which group of which image is in which lane, boxes of pixels.
 #pragma once
 
+#include "direct.h"
 #include "lanes.h"
+#include "line.h"
 
 namespace convgrad {
 
@@ -56,6 +58,9 @@ struct LaneKernels {
   decltype(&generic::weight_grad_lanes) weight_grad;
   decltype(&generic::finite_lanes) finite;
   decltype(&generic::sum_lanes) sum;
+  decltype(&generic::correlate_lines) lines;
+  decltype(&generic::correlate_direct) direct;
+  decltype(&generic::weight_grad_direct) direct_weight;
   explicit LaneKernels(int level);
 };
 

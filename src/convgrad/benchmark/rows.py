@@ -53,9 +53,9 @@ def measure_row(layer: Layer, gradient: str, dtype: str, choice: Choice, arena: 
     first = questions[layouts[0]]
     row: Row = {"layer": layer.name, "class": layer.kind, "model": layer.model, "gradient": gradient,
                 "dtype": DTYPES[first.dtype][0], "problem": str(first), "transposed": layer.transposed,
-                "flops": first.flops, "min_bytes": first.min_bytes, "ceiling_s": arena.seconds_at_ceiling(first),
-                "ours": {}, "peer": None, "ratio": None}
-    arena.prepare(first.with_(layout="", weight_layout=""))
+                "flops": layer.flops(gradient), "min_bytes": first.min_bytes,
+                "ceiling_s": arena.seconds_at_ceiling(first), "ours": {}, "peer": None, "ratio": None}
+    arena.prepare(first.with_(layout="", weight_layout=""), layer, gradient)
     contestants: list[Contestant] = []
     for name, problem in questions.items():
         try:

@@ -13,6 +13,10 @@ from ..problem import DTYPES, LONG_DTYPE
 Array = npt.NDArray[Any]
 
 
+def signature(arrays: dict[str, Array]) -> Any:
+    return tuple([(array.shape, array.dtype) for array in arrays.values()])
+
+
 def home(arrays: dict[str, Array]) -> tuple[str, str | None]:
     return "cpu", None
 
@@ -25,8 +29,13 @@ def accepts(array: object, name: str) -> bool:
 
 def format_of(array: Array, name: str, dtype: str | None) -> str:
     """Name of the number format of an operand; `dtype` says what uint8 storage holds."""
-    found = dtype_name(array.dtype)
-    if found is None and array.dtype == np.uint8:
+    swapped = "" if array.dtype.isnative else " (byte-swapped: convert it with .astype(dtype.newbyteorder('=')))"
+    return checked_format(dtype_name(array.dtype), array.dtype == np.uint8, f"{array.dtype}{swapped}", name, dtype)
+
+
+def checked_format(found: str | None, is_uint8: bool, shown: str, name: str, dtype: str | None) -> str:
+    """The number format `found` of an array of any library, or what `dtype` says about uint8; `shown` is its dtype."""
+    if found is None and is_uint8:
         if dtype is None:
             raise TypeError(f"{name} is uint8; say dtype='hifloat8' (or an 8-bit float format) to tell what it holds")
         if dtype not in LONG_DTYPE or DTYPES[LONG_DTYPE[dtype]][1] != 1:
@@ -34,8 +43,7 @@ def format_of(array: Array, name: str, dtype: str | None) -> str:
                             f"hifloat8, got dtype={dtype!r}")
         return LONG_DTYPE[dtype]
     if found is None:
-        swapped = "" if array.dtype.isnative else " (byte-swapped: convert it with .astype(dtype.newbyteorder('=')))"
-        raise TypeError(f"{name} has dtype {array.dtype}{swapped}; known are {', '.join(DTYPES)}")
+        raise TypeError(f"{name} has dtype {shown}; known are {', '.join(DTYPES)}")
     if dtype is not None and LONG_DTYPE.get(dtype) != found:
         raise TypeError(f"{name} has dtype {found}, but dtype={dtype!r} was asked for")
     return found
@@ -74,19 +82,24 @@ def check_out(out: object, shape: tuple[int, ...], format_name: str, name: str, 
         raise ValueError(f"{name} has shape {out.shape}, but the result has shape {shape}")
     if not out.flags.writeable:
         raise ValueError(f"{name} is read-only")
-    if not out.flags.c_contiguous and _overlaps_itself(out):
+    if not out.flags.c_contiguous and overlaps_itself(out.shape, out.strides, out.itemsize):
         raise ValueError(f"{name} has elements that overlap each other (strides {out.strides}, shape {out.shape})")
     for other_name, other in operands.items():
         if np.may_share_memory(out, other) and _share_an_element(out, other):
             raise ValueError(f"{name} overlaps {other_name} in memory")
 
 
-def _overlaps_itself(array: Array) -> bool:
-    """Whether two indices may name one element: in order of stride, each step must pass over all smaller axes."""
+def overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> bool:
+    """Whether two indices may name one element: in order of stride, each step must pass over all smaller axes.
+
+    `strides` and the `size` of an element are in one unit, bytes or elements.
+    """
+    if 0 in shape:
+        return False
     reach = 0
-    for step, extent in sorted((abs(step), extent) for step, extent in zip(array.strides, array.shape) if extent > 1):
-        if step < reach + array.itemsize:
-            return array.size > 0
+    for step, extent in sorted((abs(step), extent) for step, extent in zip(strides, shape) if extent > 1):
+        if step < reach + size:
+            return True
         reach += step * (extent - 1)
     return False
 

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from ..numbers import storage_dtype
-from ..problem import DTYPES, LONG_DTYPE
+from ..problem import DTYPES
+from .numpy import checked_format, overlaps_itself
 
 FORMATS = {torch.float64: "float64", torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16",
            torch.float8_e4m3fn: "float8_e4m3fn", torch.float8_e5m2: "float8_e5m2"}
@@ -19,6 +20,11 @@ TORCH_DTYPES = {name: dtype for dtype, name in FORMATS.items()} | {"hifloat8": t
 # NumPy cannot take these through .numpy(): they cross as integers of the same size.
 AS_INTEGERS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
 CHANNELS_LAST = {4: (torch.channels_last, "NHWC"), 5: (torch.channels_last_3d, "NDHWC")}
+
+
+def signature(arrays: dict[str, Any]) -> Any:
+    """Shapes, number formats, and what `home` looks at: strides and devices."""
+    return tuple([(array.shape, array.dtype, array.stride(), array.device) for array in arrays.values()])
 
 
 def home(arrays: dict[str, Any]) -> tuple[str, str | None]:
@@ -42,21 +48,12 @@ def _memory_order(array: torch.Tensor) -> str | None:
 
 
 def format_of(array: torch.Tensor, name: str, dtype: str | None) -> str:
-    found = FORMATS.get(array.dtype)
-    if found is None and array.dtype == torch.uint8 and dtype is not None and \
-            DTYPES.get(LONG_DTYPE.get(dtype, ""), ("", 0))[1] == 1:
-        return LONG_DTYPE[dtype]
-    if found is None:
-        hint = "; say dtype='hifloat8' to tell what uint8 holds" if array.dtype == torch.uint8 else ""
-        raise TypeError(f"{name} has dtype {array.dtype}{hint}; known are {', '.join(DTYPES)}")
-    if dtype is not None and LONG_DTYPE.get(dtype) != found:
-        raise TypeError(f"{name} has dtype {found}, but dtype={dtype!r} was asked for")
-    return found
+    return checked_format(FORMATS.get(array.dtype), array.dtype == torch.uint8, str(array.dtype), name, dtype)
 
 
 def operand(array: torch.Tensor, name: str, order: tuple[int, ...] | None, format_name: str) -> Any:
     """A view in canonical axis order: NumPy for the CPU, the tensor itself on CUDA."""
-    if array.is_neg() or array.is_conj() or array.layout != torch.strided:
+    if array.layout is not torch.strided or array.is_neg() or array.is_conj():
         raise TypeError(f"{name} must be a plain strided tensor (no negative or conjugate view, not sparse)")
     if array.requires_grad:
         array = array.detach()
@@ -93,9 +90,9 @@ def check_out(out: Any, shape: tuple[int, ...], format_name: str, name: str, ope
         raise ValueError(f"{name} is on {out.device}, but the operands are on {first.device}")
     if tuple(out.shape) != shape:
         raise ValueError(f"{name} has shape {tuple(out.shape)}, but the result has shape {shape}")
-    if any(step == 0 and extent > 1 for step, extent in zip(out.stride(), out.shape)):
-        raise ValueError(f"{name} has a stride of 0 (strides {out.stride()}, shape {tuple(out.shape)}): "
-                         "elements overlap")
+    if not out.is_contiguous() and overlaps_itself(tuple(out.shape), out.stride(), 1):
+        raise ValueError(f"{name} has elements that overlap each other (strides {out.stride()}, shape "
+                         f"{tuple(out.shape)})")
     for other, array in operands.items():
         if _bytes_overlap(out, array):
             raise ValueError(f"{name} overlaps {other} in memory")

@@ -140,11 +140,12 @@ def slide_weight_kernel(
                     bias += gl.where(segment == 0, row[u], 0.0)
         ahead = ()
         for a in gl.static_range(AHEAD):
-            ahead = ahead + load_row(y_at + a * D1 * y_1, strip * U, y_there & ((step + a < last) & below(o + a * D1, Q1)),
-                                     Q2, Y2, U)
+            ahead = ahead + load_row(y_at + a * D1 * y_1, strip * U,
+                                     y_there & ((step + a < last) & below(o + a * D1, Q1)), Q2, Y2, U)
             for t in gl.static_range(T1):
                 ahead = ahead + load_row(x_at + (a * D1 * T1 + t) * x_1, strip * (U * T2) - P2,
-                                         x_there & ((step + a < last) & below(i + (a * D1 * T1 + t), X1)), X2, XS2, WIDTH)
+                                         x_there & ((step + a < last) & below(i + (a * D1 * T1 + t), X1)), X2, XS2,
+                                         WIDTH)
         for _ in range(0, turns):
             for _ in gl.static_range(UNROLL):
                 current = ahead[:U + T1 * WIDTH]
@@ -155,7 +156,8 @@ def slide_weight_kernel(
                 x_at += D1 * T1 * x_1
                 more = step + (AHEAD - 1) < last
                 ahead = ahead[U + T1 * WIDTH:] + load_row(
-                    y_at + (AHEAD - 1) * D1 * y_1, strip * U, y_there & (more & below(o + (AHEAD - 1) * D1, Q1)), Q2, Y2, U)
+                    y_at + (AHEAD - 1) * D1 * y_1, strip * U, y_there & (more & below(o + (AHEAD - 1) * D1, Q1)), Q2,
+                    Y2, U)
                 for t in gl.static_range(T1):
                     ahead = ahead + load_row(x_at + ((AHEAD - 1) * D1 * T1 + t) * x_1, strip * (U * T2) - P2,
                                              x_there & (more & below(i + ((AHEAD - 1) * D1 * T1 + t), X1)), X2, XS2,
@@ -254,8 +256,8 @@ def slide_both_kernel(
                     bias += gl.where(segment == 0, row[q - LOW], 0.0)
         ahead = ()
         for a in gl.static_range(AHEAD):
-            ahead = ahead + load_row(y_at + a * D1 * y_1, column, there & ((step + a < last) & below(o + a * D1, Q1)), Q2,
-                                     Y2, WIDTH)
+            ahead = ahead + load_row(y_at + a * D1 * y_1, column,
+                                     there & ((step + a < last) & below(o + a * D1, Q1)), Q2, Y2, WIDTH)
             for t in gl.static_range(T1):
                 ahead = ahead + load_row(x_at + (a * D1 * T1 + t) * x_1, strip * U,
                                          there & ((step + a < last) & below(i + (a * D1 * T1 + t), X1)), X2, XS2, U)

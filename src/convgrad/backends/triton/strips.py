@@ -104,7 +104,7 @@ def work(kind: str, geo: Geometry, strip: Strip) -> Work:
         steps = -(-geo.x[1] // (d1 * t1))
         loads = width + t1 * u
         moved = (reach - 1) * width * v if reach > strip.UNROLL else 0
-        per_step = 2 * k1 * k2 * u * v / t2 + loads * 2.5 + (width + t1 * u) * convert + t1 * u * (1.5 + v / 2) + moved + 20
+        per_step = 2 * k1 * k2 * u * v / t2 + loads * (2.5 + convert) + t1 * u * (1.5 + v / 2) + moved + 20
         before = 80 + (reach - 1) * width * (3 + v)
         strips = geo.batch * d1 * -(-geo.x[2] // u)
         loaded = loads * v
@@ -113,7 +113,8 @@ def work(kind: str, geo: Geometry, strip: Strip) -> Work:
     least = 2.0 * (inputs + outputs * (1 + again)) if kind == "input" else \
         2.0 * (1 + again) * (inputs + outputs) if kind == "weight" else 2.0 * (2 * inputs + outputs)
     return Work(registers + (strip.AHEAD - 1) * loads * packed, per_step, before, steps, strips,
-                2.0 * loaded * geo.groups / v * strips * steps, least, 2.0 * loaded * (strip.AHEAD - 0.5 + strip.UNROLL / 2))
+                2.0 * loaded * geo.groups / v * strips * steps, least,
+                2.0 * loaded * (strip.AHEAD - 0.5 + strip.UNROLL / 2))
 
 
 def estimate(kind: str, geo: Geometry, strip: Strip) -> float:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from ...blocked import BLOCK_OUT
-from .conv_types import KERNEL_TYPE, ConvDtype, ConvFormat, DType, IterateOrder, TPosition, member, whole_numbers
+from .conv_types import KERNEL_TYPE, ConvDtype, ConvFormat, DType, IterateOrder, whole_numbers
 from .platform import PlatformInfo, has_api
-from .tiling import AXES, PAD_NAMES
+from .setters import AXES, PAD_NAMES, TilingSetters
 from .tiling_struct import ACCUMULATOR_BYTES, ceil_div
 
 C0 = 16  # half and bfloat16 only
@@ -160,21 +160,15 @@ class TConv3DBpFilterTiling:
     basicBlockTiling: BasicBlockTiling = field(default_factory=BasicBlockTiling)
 
 
-class Conv3dBpFilterTiling:
+class Conv3dBpFilterTiling(TilingSetters):
     """Collect the description of one problem and find its tiling. The shape setters return nothing, unlike Input's."""
 
     def __init__(self, platform: PlatformInfo | None = None) -> None:
-        self.platform = platform or PlatformInfo.ascend910b()
+        super().__init__(platform)
         self._weight: tuple[int, ...] = (0,) * 5
         self._input: tuple[int, ...] = (0,) * 5
         self._grad_output: tuple[int, ...] = (0,) * 5
-        self._padding: tuple[int, ...] = (0,) * 6
-        self._stride: tuple[int, ...] = (1, 1, 1)
-        self._dilation: tuple[int, ...] = (1, 1, 1)
-        self._types = {"weight": (ConvFormat.FRACTAL_Z_3D, ConvDtype.FLOAT32),
-                       "input": (ConvFormat.NDC1HWC0, ConvDtype.FLOAT16),
-                       "grad_output": (ConvFormat.NDC1HWC0, ConvDtype.FLOAT16)}
-        self._refusals: list[str] = []
+        self._dtypes = {"weight": ConvDtype.FLOAT32, "input": ConvDtype.FLOAT16, "grad_output": ConvDtype.FLOAT16}
 
     def SetWeightShape(self, cout: int, cin: int, d: int, h: int, w: int) -> None:
         self._weight = whole_numbers("SetWeightShape", cout=cout, cin=cin, d=d, h=h, w=w)
@@ -184,28 +178,6 @@ class Conv3dBpFilterTiling:
 
     def SetGradOutputShape(self, n: int, c: int, d: int, h: int, w: int) -> None:
         self._grad_output = whole_numbers("SetGradOutputShape", n=n, c=c, d=d, h=h, w=w)
-
-    def _set_type(self, tensor: str, pos: TPosition, format: ConvFormat, dtype: ConvDtype) -> None:
-        member(TPosition, pos, "pos")  # where the tensor lies changes nothing
-        self._types[tensor] = (member(ConvFormat, format, "format"), member(ConvDtype, dtype, "dtype"))
-
-    def SetWeightType(self, pos: TPosition, format: ConvFormat, dtype: ConvDtype) -> None:
-        self._set_type("weight", pos, format, dtype)
-
-    def SetInputType(self, pos: TPosition, format: ConvFormat, dtype: ConvDtype) -> None:
-        self._set_type("input", pos, format, dtype)
-
-    def SetGradOutputType(self, pos: TPosition, format: ConvFormat, dtype: ConvDtype) -> None:
-        self._set_type("grad_output", pos, format, dtype)
-
-    def SetPadding(self, front: int, back: int, up: int, down: int, left: int, right: int) -> None:
-        self._padding = whole_numbers("SetPadding", front=front, back=back, up=up, down=down, left=left, right=right)
-
-    def SetStride(self, d: int, h: int, w: int) -> None:
-        self._stride = whole_numbers("SetStride", d=d, h=h, w=w)
-
-    def SetDilation(self, d: int, h: int, w: int) -> None:
-        self._dilation = whole_numbers("SetDilation", d=d, h=h, w=w)
 
     def GetTiling(self, tilingData: TConv3DBpFilterTiling) -> int:
         """Fill the structure; return 0, or -1 (nothing written) with reasons in `explain()`."""
@@ -227,10 +199,6 @@ class Conv3dBpFilterTiling:
             tile.singleCoreCout, tile.singleCoreCin * tile.hk * tile.wk, tile.singleCoreHo * tile.wo)
         return 0
 
-    def explain(self) -> str:
-        """Return the reasons of the last refusal, one per line."""
-        return "\n".join(self._refusals)
-
     def _rules(self) -> list[str]:
         found = []
         if not has_api(self.platform):
@@ -244,13 +212,13 @@ class Conv3dBpFilterTiling:
         for tensor, name, wanted in (("weight", "weight", ConvFormat.FRACTAL_Z_3D),
                                      ("input", "input", ConvFormat.NDC1HWC0),
                                      ("grad_output", "GradOutput", ConvFormat.NDC1HWC0)):
-            if self._types[tensor][0] != wanted:
-                found.append(f"{name} format is {self._types[tensor][0].name}, it must be {wanted.name}")
-        if self._types["weight"][1] != ConvDtype.FLOAT32:
-            found.append(f"weight type is {self._types['weight'][1].name}, dW is always FLOAT32")
-        dtype = self._types["input"][1]
-        if dtype not in (ConvDtype.FLOAT16, ConvDtype.BF16) or dtype != self._types["grad_output"][1]:
-            found.append(f"input is {dtype.name} and GradOutput {self._types['grad_output'][1].name}; both must be "
+            if self._formats[tensor] != wanted:
+                found.append(f"{name} format is {self._formats[tensor].name}, it must be {wanted.name}")
+        if self._dtypes["weight"] != ConvDtype.FLOAT32:
+            found.append(f"weight type is {self._dtypes['weight'].name}, dW is always FLOAT32")
+        dtype = self._dtypes["input"]
+        if dtype not in (ConvDtype.FLOAT16, ConvDtype.BF16) or dtype != self._dtypes["grad_output"]:
+            found.append(f"input is {dtype.name} and GradOutput {self._dtypes['grad_output'].name}; both must be "
                          "FLOAT16 or both BF16")
         if found:
             return found
@@ -281,7 +249,7 @@ class Conv3dBpFilterTiling:
             wo=wo, di=di, hi=hi, wi=wi, dk=dk, hk=hk, wk=wk, strideD=self._stride[0], strideH=self._stride[1],
             strideW=self._stride[2], dilationD=self._dilation[0], dilationH=self._dilation[1],
             dilationW=self._dilation[2], **dict(zip(PAD_NAMES, self._padding)))
-        tiling.element_type = KERNEL_TYPE[self._types["input"][1]]
+        tiling.element_type = KERNEL_TYPE[self._dtypes["input"]]
         return tiling
 
 

@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...problem import checked_padding
-from .conv_types import HOST_TYPE, KERNEL_TYPE, ConvDtype, ConvFormat, TPosition, member, whole_numbers
+from .conv_types import HOST_TYPE, KERNEL_TYPE, ConvDtype, ConvFormat, whole_numbers
 from .platform import PlatformInfo, has_api
+from .setters import AXES, PAD_NAMES, TilingSetters
 from .tile_search import search, smallest_l1
 from .tiling_struct import Conv3DBackpropInputTilingData, TConv3DBackpropInputTiling, ceil_div
 
-AXES = ("depth", "height", "width")
-PAD_NAMES = ("padFront", "padBack", "padUp", "padDown", "padLeft", "padRight")
 
-
-class Conv3DBpInputTiling:
+class Conv3DBpInputTiling(TilingSetters):
     """Collect the description of one problem and find its tiling.
 
     Parameters
@@ -30,19 +28,12 @@ class Conv3DBpInputTiling:
     """
 
     def __init__(self, platform: PlatformInfo | None = None) -> None:
-        self.platform = platform or PlatformInfo.ascend910b()
+        super().__init__(platform)
         self._shared: dict[str, int] = {}  # batch, cin, cout: what more than one setter says
         self._kernel: tuple[int, ...] = (0, 0, 0)
         self._input: tuple[int, ...] | None = None
         self._grad_output: tuple[int, ...] = (0, 0, 0)
-        self._padding: tuple[int, ...] = (0,) * 6
-        self._stride: tuple[int, ...] = (1, 1, 1)
-        self._dilation: tuple[int, ...] = (1, 1, 1)
         self._output_padding: tuple[int, ...] | None = None
-        self._formats = {"weight": ConvFormat.FRACTAL_Z_3D, "input": ConvFormat.NDC1HWC0,
-                         "grad_output": ConvFormat.NDC1HWC0}
-        self._dtypes: dict[str, ConvDtype] = {}  # FLOAT16 if no type setter is called
-        self._refusals: list[str] = []
 
     # Setters
 
@@ -76,32 +67,6 @@ class Conv3DBpInputTiling:
         self._grad_output = tuple(size)
         return True
 
-    def _set_type(self, tensor: str, pos: TPosition, format: ConvFormat, dtype: ConvDtype) -> None:
-        member(TPosition, pos, "pos")  # where the tensor lies changes nothing
-        self._formats[tensor] = member(ConvFormat, format, "format")
-        self._dtypes[tensor] = member(ConvDtype, dtype, "dtype")
-
-    def SetWeightType(self, pos: TPosition, format: ConvFormat, dtype: ConvDtype) -> None:
-        self._set_type("weight", pos, format, dtype)
-
-    def SetInputType(self, pos: TPosition, format: ConvFormat, dtype: ConvDtype) -> None:
-        self._set_type("input", pos, format, dtype)
-
-    def SetGradOutputType(self, pos: TPosition, format: ConvFormat, dtype: ConvDtype) -> None:
-        self._set_type("grad_output", pos, format, dtype)
-
-    def SetPadding(self, front: int, back: int, up: int, down: int, left: int, right: int) -> None:
-        """Give the forward padding of the input."""
-        self._padding = whole_numbers("SetPadding", front=front, back=back, up=up, down=down, left=left, right=right)
-
-    def SetStride(self, d: int, h: int, w: int) -> None:
-        """Give the forward strides."""
-        self._stride = whole_numbers("SetStride", d=d, h=h, w=w)
-
-    def SetDilation(self, d: int, h: int, w: int) -> None:
-        """Give the forward dilations (1, 1, 1 unless called)."""
-        self._dilation = whole_numbers("SetDilation", d=d, h=h, w=w)
-
     def SetOutputPadding(self, d: int, h: int, w: int) -> bool:
         """Give the output padding of a transposed convolution; False, and nothing stored, after SetInputShape."""
         if self._input is not None:
@@ -134,10 +99,6 @@ class Conv3DBpInputTiling:
                 self._refusals = [f"no tile fits L1: the smallest needs {a_bytes} bytes for dY rows and {b_bytes} for "
                                   f"weights, L1 has {self.platform.usable_l1}"]
         return -1
-
-    def explain(self) -> str:
-        """Return the reasons of the last refusal, one rule per line with its numbers; empty after a success."""
-        return "\n".join(self._refusals)
 
     @staticmethod
     def _write(target: Conv3DBackpropInputTilingData | TConv3DBackpropInputTiling,
