@@ -41,3 +41,28 @@ def held_taps(weight, c_tile, w_c, w_0, w_1, C: gl.constexpr, W2: gl.constexpr, 
     for k in gl.static_range(K0 * K1 * K2):
         taps = taps + (table.slice(k, 1).load(LAYOUT),)
     return taps, bad
+
+
+@triton.constexpr_function
+def sum_layout(S, WARPS):
+    """S rows of one column a thread: what is added up lies in one thread."""
+    return gl.BlockedLayout([S, 1], [1, 32], [WARPS, 1], [1, 0])
+
+
+@gluon.jit
+def store_sums(out, sums, c_tile, taps, C: gl.constexpr, COUNT: gl.constexpr, S: gl.constexpr, BC: gl.constexpr,
+               WARPS: gl.constexpr):
+    """Add the S strips of COUNT sums and store them as rows of channels; only the first `taps` rows are wanted.
+
+    All at once through shared memory: one after the other, each would wait for the whole program twice.
+    """
+    ROWS: gl.constexpr = padded(COUNT)
+    table = gl.allocate_shared_memory(gl.float32, [ROWS * S, BC], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    for e in gl.static_range(COUNT):
+        table.slice(e * S, S).store(sums[e])
+    gl.thread_barrier()
+    total = gl.sum(gl.reshape(table.load(sum_layout(S, WARPS)), [ROWS, S, BC]), 1)
+    LAYOUT: gl.constexpr = total.type.layout
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))[:, None]
+    c = c_tile + gl.arange(0, BC, layout=gl.SliceLayout(0, LAYOUT))[None, :]
+    gl.store(out + row * C + c, total, mask=(row < taps) & (c < C))

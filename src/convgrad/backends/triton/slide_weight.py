@@ -20,7 +20,7 @@ from .slide import (
     window_low,
     window_width,
 )
-from .slide_taps import held_taps
+from .slide_taps import held_taps, store_sums
 
 
 @gluon.jit
@@ -186,8 +186,7 @@ def slide_weight_kernel(
                       (y_n, y_0, y_1), (x_n, x_0, x_1), zero, first * T1 - pad1, pad1, False, Q2, X2, Y2, XS2, C,
                       (K0, K1, K2), (1, T1, T2), (D0, D1, D2), (P0, P1, P2), U, S, LAYOUT)
     else:
-        for e in gl.static_range(LINES * K2):
-            gl.store(out + e * C + c_out, gl.sum(acc[e], 0), mask=(c_out < C) & (e < taps))
+        store_sums(out, acc, c_tile, taps, C, LINES * K2, S, BC, WARPS)
     if BIAS:
         gl.store(out + K0 * K1 * K2 * C + c_out, gl.sum(bias, 0), mask=(c_out < C) & (k0 == 0) & (group == 0))
 
@@ -310,7 +309,6 @@ def slide_both_kernel(
                       (y_n, 0, y_1), (x_n, 0, x_1), zero, T1 * FIRST - P1, P1, True, Q2, X2, Y2, XS2, C, (1, K1, K2),
                       (1, T1, T2), (1, D1, D2), (0, P1, P2), U, S, LAYOUT)
     else:
-        for e in gl.static_range(K1 * K2):
-            gl.store(out + e * C + c_out, gl.sum(acc[e], 0), mask=c_out < C)
+        store_sums(out, acc, c_tile, K1 * K2, C, K1 * K2, S, BC, WARPS)
     if BIAS:
         gl.store(out + K1 * K2 * C + c_out, gl.sum(bias, 0), mask=c_out < C)
