@@ -121,8 +121,7 @@ def gather_by_parts(problem: Problem, geo: Geometry, max_workspace: int | None, 
         return None
     tile, sums = plan.tile, plan.runner()
     return Way(f"parts{plan.products}_f32_{math.prod(tile.box)}x{tile.BN}x{tile.CB}",
-               f"{plan.chunks} chunks of {plan.images} images x {plan.rows} rows, {plan.products} products of 16-bit parts; "
-               f"{tile}", plan.seconds, plan.workspace_bytes, lambda operands, result: True,
+               chunks_of(plan), plan.seconds, plan.workspace_bytes, lambda operands, result: True,
                lambda operands, result, workspace: sums(operands[0], operands[1], result, workspace))
 
 
@@ -133,10 +132,13 @@ def weight_by_parts(problem: Problem, geo: Geometry, max_workspace: int | None, 
         return None
     tile, sums = plan.tile, plan.runner(add_step(geo, plan.tile.splits))
     return Way(f"parts{plan.products}_f32_{tile.BK}x{tile.NT}x{tile.CB}_split{tile.splits}",
-               f"{plan.chunks} chunks of {plan.images} images x {plan.rows} rows, {plan.products} products of 16-bit parts; "
-               f"{tile}",
-               plan.seconds, plan.workspace_bytes, lambda operands, result: True,
+               chunks_of(plan), plan.seconds, plan.workspace_bytes, lambda operands, result: True,
                lambda operands, result, workspace: sums(operands[0], operands[1], result, workspace))
+
+
+def chunks_of(plan: part_gather.PartGather | part_plans.PartPlan) -> str:
+    return (f"{plan.chunks} chunks of {plan.images} images x {plan.rows} rows, {plan.products} products of 16-bit parts; "
+            f"{plan.tile}")
 
 
 def by_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
