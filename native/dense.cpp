@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "dense_correlate.h"
+#include "dense_paired.h"
 #include "dense_weight.h"
 
 namespace convgrad {
@@ -110,24 +111,40 @@ std::optional<Way> sum_weights_with(const Problem& problem, Element element, std
   return way;
 }
 
+std::optional<Way> pair_weights_with(const Problem& problem, Element element) {
+  auto gradient = std::make_shared<PairedGradient>(problem, kernel_of(problem, element));
+  const double cycles = gradient->choose_blocking(problem.max_workspace);
+  Way way;
+  if (cycles < 0 || !finish(way.plan, problem, gradient->gemm, gradient->partial_bytes + gradient->bias_bytes,
+                            gradient->slot_bytes, cycles))
+    return std::nullopt;
+  way.plan.notes.push_back(gradient->describe());
+  way.run = [=](const Arguments& a) { return run_paired_gradient(*gradient, a); };
+  return way;
+}
+
 // The best element's way. Operands in parts come with a second way in f32, for values that the parts cannot hold (Inf,
 // NaN, very small ones): it computes everything once more.
 std::optional<Plan> plan_elements(const Problem& problem, std::string& why_not,
                                   std::optional<Way> (*make)(const Problem&, Element, std::string&)) {
-  Element element = packed_element(problem);
-  std::optional<Way> way = make(problem, element, why_not);
-  if (element == Element::parts) {
-    const std::optional<Way> spare = make(problem, Element::f32, why_not);
+  const Element element = packed_element(problem);
+  const bool tiles = element != Element::f64 && kernel_of(problem, element)->near_k > 0;
+  const bool paired = tiles && problem.wrt & wrt_weight;
+  std::optional<Way> way = paired ? pair_weights_with(problem, element) : make(problem, element, why_not);
+  if (paired || element == Element::parts) {
+    const std::optional<Way> spare = make(problem, element == Element::parts ? Element::f32 : element, why_not);
     if (!spare) return std::nullopt;
-    if (!way || way->plan.seconds > parts_gain * spare->plan.seconds) {
+    const bool slower = element == Element::parts && way && way->plan.seconds > parts_gain * spare->plan.seconds;
+    const bool test = problem.isa->level > 4;  // software tiles: there is no other reason to use them
+    if (!way || (slower && !test)) {
       way = spare;
     } else {
       Plan& plan = way->plan;
       plan.threads = std::min(plan.threads, spare->plan.threads);
       plan.workspace_bytes = std::max(plan.workspace_bytes, spare->plan.workspace_bytes);
-      plan.notes.push_back("for values that the parts cannot hold: " + spare->plan.kernel);
-      plan.run = [parts = way->run, f32 = spare->run](const Arguments& a) {
-        if (!parts(a)) f32(a);
+      plan.notes.push_back("for NaN, and values that parts cannot hold: " + spare->plan.kernel);
+      plan.run = [first = way->run, second = spare->run](const Arguments& a) {
+        if (!first(a)) second(a);
       };
       return plan;
     }

@@ -9,77 +9,11 @@
 
 #include "bias.h"
 #include "dense_prefetch.h"
-#include "dense_store.h"
+#include "dense_weight_store.h"
 #include "threads.h"
 
 namespace convgrad {
 namespace {
-
-constexpr int64_t width = 16;  // result channels that are stored at once
-
-template <typename Sum>
-inline void copy_sums(const Sum* from, int64_t n, Sum* to) {
-  if (n == width) {
-    std::memcpy(to, from, size_t(width) * sizeof(Sum));  // of a fixed size: no call
-  } else {
-    std::copy(from, from + n, to);
-  }
-}
-
-// Sums [tap][c][k] to the result by its strides. Lines of the result run along its densest axis: k (HWIO), or for each
-// k the channels of a tap (OHWI), or channels and taps together (OIHW), which takes a transposition.
-template <typename T>
-void store_weight(const WeightGradient& plan, const typename Packed<T>::Sum* sums, int64_t in_count, int64_t out_count,
-                  char* base, const Tensor& w) {
-  using Sum = typename Packed<T>::Sum;
-  const Geometry& geo = plan.problem.geo;
-  const Store<T> encode(*plan.problem.isa, plan.problem.out_dtype);
-  const int64_t columns = round_up(plan.out_block, plan.gemm->cols), taps = geo.taps();
-  auto tap_at = [&](int64_t tap) {
-    const int64_t tw = tap % geo.kernel[2], th = tap / geo.kernel[2] % geo.kernel[1];
-    return tap / geo.kernel[2] / geo.kernel[1] * w.stride[axis_d] + th * w.stride[axis_h] + tw * w.stride[axis_w];
-  };
-  const int64_t step_i = std::abs(w.stride[axis_i]), step_o = std::abs(w.stride[axis_o]);
-  if (step_o <= step_i && step_o <= std::abs(taps > 1 ? w.stride[axis_w] : step_i)) {
-    for (int64_t tap = 0; tap < taps; ++tap)
-      encode(sums + tap * plan.in_block * columns, columns, in_count, out_count, base + tap_at(tap), w.stride[axis_i],
-             w.stride[axis_o]);
-    return;
-  }
-  bool even = true;  // the taps of one channel, and the channels, follow each other at one distance
-  const int64_t step = taps > 1 ? tap_at(1) : w.stride[axis_i];
-  for (int64_t tap = 0; tap < taps; ++tap) even &= tap_at(tap) == tap * step;
-  even &= w.stride[axis_i] == taps * step;
-  const int64_t line_taps = even ? taps : 1;  // taps in one line of the result
-  const int64_t lines_in = std::max<int64_t>(1, 256 / line_taps);
-  std::vector<Sum> block(size_t(lines_in * line_taps * width)), turned(block.size());
-  for (int64_t first_tap = 0; first_tap < taps; first_tap += line_taps)
-    for (int64_t c0 = 0; c0 < in_count; c0 += lines_in) {
-      const int64_t count = std::min(lines_in, in_count - c0), length = count * line_taps;
-      for (int64_t k = 0; k < out_count; k += width) {
-        const int64_t n = std::min(width, out_count - k);
-        const Sum* from = sums + (first_tap * plan.in_block + c0) * columns + k;
-        int64_t pitch = columns;
-        if (line_taps > 1) {
-          for (int64_t c = 0; c < count; ++c)
-            for (int64_t tap = 0; tap < line_taps; ++tap)
-              copy_sums(from + (tap * plan.in_block + c) * columns, n, &block[size_t((c * line_taps + tap) * width)]);
-          from = block.data();
-          pitch = width;
-        }
-        if constexpr (std::is_same_v<Sum, float>) {
-          plan.problem.isa->gemm->transpose32(reinterpret_cast<const uint32_t*>(from), pitch, length, n,
-                                              reinterpret_cast<uint32_t*>(turned.data()), length);
-        } else {
-          for (int64_t i = 0; i < length; ++i)
-            for (int64_t j = 0; j < n; ++j) turned[size_t(j * length + i)] = from[i * pitch + j];
-        }
-        encode(turned.data(), length, n, length,
-               base + k * w.stride[axis_o] + c0 * w.stride[axis_i] + tap_at(first_tap), w.stride[axis_o],
-               even ? step : w.stride[axis_i]);
-      }
-    }
-}
 
 template <typename T>
 class SliceTask {
@@ -148,7 +82,11 @@ class SliceTask {
   // the tap does not land: then zeros meet zeros only.
   void sum_all(bool careful) {
     const int64_t columns = round_up(plan_.out_block, plan_.gemm->cols);
-    std::memset(static_cast<void*>(sums_), 0, size_t(geo_.taps() * plan_.in_block * columns) * sizeof(Sum));
+    // The first chunk starts the sums, unless it adds to them in several pieces. Partial sums are not in the cache yet:
+    // clearing them brings them in more evenly than the kernel would.
+    const bool cleared = careful || plan_.gemm->near_k > 0 || plan_.slices > 1;
+    if (cleared)
+      std::memset(static_cast<void*>(sums_), 0, size_t(geo_.taps() * plan_.in_block * columns) * sizeof(Sum));
     const int64_t first = plan_.chunks * slice_ / plan_.slices, last = plan_.chunks * (slice_ + 1) / plan_.slices;
     for (int64_t chunk = first; chunk < last; ++chunk) {
       if (chunk + 1 < last) {
@@ -162,6 +100,7 @@ class SliceTask {
         place_task(task);
       }
       place_chunk(chunk);
+      starts_ = chunk == first && !cleared;
       if (!careful) {
         pack_and_multiply(plan_.box, plan_.joined_rows, nullptr);
         if (plan_.gemm->parts > 1 && !suffices()) return;
@@ -342,7 +281,7 @@ class SliceTask {
     call.lda = box_pitch_ * int64_t(sizeof(T));
     call.ldb = gemm.cols * pair * int64_t(sizeof(T));
     call.ldc = columns;
-    call.accumulate = true;
+    call.accumulate = !starts_;
     call.a_plane = plan_.box_plane();
     call.b_plane = plan_.dy_plane();
     // Row by row, a tap needs only the columns for which it lands.
@@ -385,12 +324,17 @@ class SliceTask {
                   if (only && (td != (*only)[0] || th != (*only)[1] || tw != (*only)[2])) continue;
                   const Range& lands = columns_[size_t(tw)];
                   const Range range = {std::max(lands.first, from), std::min(lands.last, from + step)};
-                  if (range.empty() || call.batch == 0) continue;
+                  Sum* sums = sums_ + (tap * plan_.in_block + m) * columns + n;
+                  if (range.empty() || call.batch == 0) {
+                    for (int64_t row = 0; starts_ && row < call.rows; ++row)
+                      std::fill_n(sums + row * columns, gemm.cols, Sum(0));
+                    continue;
+                  }
                   const int64_t at = only ? 0 : box.tap_position(td, th, tw);
                   call.a = reinterpret_cast<const char*>(box_ + m * box_pitch_ + at + range.first);
                   call.b = panel + range.first * gemm.cols * int64_t(sizeof(T));
                   call.k = range.last - range.first;
-                  call.c = reinterpret_cast<char*>(sums_ + (tap * plan_.in_block + m) * columns + n);
+                  call.c = reinterpret_cast<char*>(sums);
                   if (near) call.next_c = call.c + plan_.in_block * columns * int64_t(sizeof(Sum));
                   kernel(call);
                   call.far = !near;
@@ -427,6 +371,7 @@ class SliceTask {
   int64_t origin_[3], length_[3], first_image_ = 0, images_ = 1, box_pitch_ = 0;
   T *box_, *dy_;
   Sum* sums_;
+  bool starts_ = false;  // the chunk in place is the first to give sums
   struct Rows {
     std::vector<int64_t> a_offset, b_offset, place;  // place: number of the row in the chunk
   };

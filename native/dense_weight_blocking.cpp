@@ -16,6 +16,7 @@ constexpr int64_t partial_budget = 64 << 20;
 
 // Cycles, measured on Zen 4: per element packed, per element of sums loaded and stored, per call and per batch entry.
 constexpr double copy_cycles = 0.2, transpose_cycles = 0.5, sums_cycles = 0.12, far_sums_cycles = 0.35;
+constexpr double memory_cycles = 1.5, store_cycles = 0.5, far_store_cycles = 1.0;
 constexpr double call_cycles = 40, entry_cycles = 12, line_cycles = 20;
 
 std::vector<int64_t> cuts(int64_t extent, int64_t smallest) {
@@ -145,14 +146,16 @@ class Search {
     chunk += pixels * out * (y_last_ ? copy_cycles : transpose_cycles);
     chunk += positions * line_cycles * (x_last_ ? 1.0 : in / double(choice.box.pitch));
     chunk += pixels * line_cycles * (y_last_ ? double(out_panels) : out / double(choice.tile[2]));
-    chunk += taps * in * columns * (choice.sums_bytes > (512 << 10) ? far_sums_cycles : sums_cycles);
+    const bool far = choice.sums_bytes > (512 << 10), farther = choice.sums_bytes > (4 << 20);
+    chunk += taps * in * columns * (farther ? memory_cycles : far ? far_sums_cycles : sums_cycles);
     const double box_share = double(choice.box_bytes) / double(box_budget);
     const double dy_share = double(choice.dy_bytes) / double(dy_budget);
     if (box_share > 1 || dy_share > 1) chunk *= 1.0 + 0.15 * (box_share + dy_share);
     // Tasks that do not share out evenly among four threads wait for each other.
     const double tasks = double(choice.blocks * choice.slices), uneven = std::ceil(tasks / 4) * 4 / tasks;
     const double partial = double(choice.partial_bytes / sum_bytes_) * 0.5;
-    return (chunk * double(choice.blocks * choice.chunks) + partial) * (0.75 + 0.25 * uneven);
+    const double store = taps * in * out * double(choice.blocks) * (far ? far_store_cycles : store_cycles);
+    return (chunk * double(choice.blocks * choice.chunks) + partial + store) * (0.75 + 0.25 * uneven);
   }
 
  private:

@@ -28,9 +28,12 @@ struct GemmCall {
   int rows;   // 1 .. Gemm::max_rows
   bool accumulate;
   int64_t a_plane = 0, b_plane = 0;  // bytes between the parts of an operand
+  int64_t b_step = 0;  // bytes of B between one step of k_multiple and the next, for tiles (0: they follow each other)
   // Hints for kernels that fetch from L2 to L1 themselves: whether A and B are not in L1 yet, and the next call's C.
   bool far = true;
   const char* next_c = nullptr;
+  const char* const* fetch = nullptr;  // cache lines that others will need, to be brought to L2 on the way
+  int64_t fetch_count = 0;
 };
 
 // Magnitudes met while operands were split: the bits of the smallest that is not zero (less one) and of the largest.
@@ -82,6 +85,8 @@ struct GemmKernels {
   void (*transpose32)(const uint32_t* src, int64_t src_pitch, int64_t rows, int64_t cols, uint32_t* dst,
                       int64_t dst_pitch);
   void (*interleave16)(const uint16_t* even, const uint16_t* odd, int64_t n, uint16_t* dst);
+  // dst[i] = the upper half of src[i], then the lower half of src[i + distance]
+  void (*shift_pairs)(const uint32_t* src, int64_t n, int64_t distance, uint32_t* dst);
   void (*round_to_bf16)(const float* src, int64_t n, uint16_t* dst);  // nearest, ties to even
   // The bf16 parts of lines of n floats, `line_stride` bytes apart (any alignment): part p of a line goes to
   // dst + line*pitch + p*plane. Their sum is the float, exactly, but for parts that would be subnormal.

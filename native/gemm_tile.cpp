@@ -173,6 +173,10 @@ void interleave16(const uint16_t* even, const uint16_t* odd, int64_t n, uint16_t
   }
 }
 
+void shift_pairs(const uint32_t* __restrict src, int64_t n, int64_t distance, uint32_t* __restrict dst) {
+  for (int64_t i = 0; i < n; ++i) dst[i] = src[i] >> 16 | src[i + distance] << 16;
+}
+
 void round_to_bf16(const float* src, int64_t n, uint16_t* dst) {
   for (int64_t i = 0; i < n; ++i) {
     uint32_t u;
@@ -271,7 +275,7 @@ double sum(const float* line, int64_t n) {
 
 GemmKernels gemm_kernels() {
   return {&gemm_f32,    &gemm_f64,     nullptr,       nullptr, nullptr, transpose32,
-          interleave16, round_to_bf16, split_to_bf16, any_nan, sum};
+          interleave16, shift_pairs, round_to_bf16, split_to_bf16, any_nan, sum};
 }
 
 }  // namespace convgrad::CONVGRAD_ISA

@@ -150,21 +150,35 @@ def test_layouts_are_views_and_back() -> None:
     assert np.array_equal(canonical(placed, "HWNC"), array)
 
 
-def test_torch_expectation_agrees_with_the_reference() -> None:
+def test_samples_agree_with_the_reference() -> None:
     torch = pytest.importorskip("torch")
-    from convgrad.benchmark.cuda import TorchExpected
+    from convgrad.benchmark.samples import check_samples
 
     for layer in LAYERS.values():
         for gradient in GRADIENTS:
             problem = layer.question(gradient, "float32", "channels_first")
-            operands = random_operands(problem)
-            ours = Expected(problem, operands)
-            theirs = TorchExpected(problem, {name: torch.as_tensor(a) for name, a in operands.items()})
-            np.testing.assert_allclose(theirs.exact.numpy(), ours.exact, atol=1e-12)
-            np.testing.assert_allclose(theirs.magnitude.numpy(), ours.magnitude, atol=1e-12)
-            theirs.check(torch.as_tensor(ours.exact).float())
+            operands = {name: torch.as_tensor(array) for name, array in random_operands(problem).items()}
+            exact = np.empty(problem.conv.shape_of(problem.wrt))
+            question = problem.with_(dtype="float64", out_dtype="float64", compute="f64")
+            plan(question, backend="reference").run(
+                tuple(operands[name].double().numpy() for name in problem.operands), (exact,), None)
+            right = torch.as_tensor(exact).float()
+            assert check_samples(problem, operands, right, problem.wrt, "exact").worst < 1
+            with pytest.raises(WrongResult, match="spoiled is off by"):
+                check_samples(problem, operands, right * 1.01, problem.wrt, "spoiled")
             with pytest.raises(WrongResult):
-                theirs.check(torch.as_tensor(ours.exact).float() * 1.01)
+                check_samples(problem, operands, right * float("nan"), problem.wrt, "not a number")
+
+
+def test_samples_of_a_bias_gradient() -> None:
+    torch = pytest.importorskip("torch")
+    from convgrad.benchmark.samples import check_samples
+
+    problem = Problem.parse("bias_grad f32 n3 c1 k5 i7 w1")
+    dy = torch.rand(3, 5, 7)
+    assert check_samples(problem, {"grad_output": dy}, dy.sum((0, 2)), "bias", "torch").worst < 1
+    with pytest.raises(WrongResult):
+        check_samples(problem, {"grad_output": dy}, dy.sum((0, 2)) + 1e-3, "bias", "torch")
 
 
 def forget_plans() -> None:

@@ -47,9 +47,9 @@ def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any) -> Any:
     """The sums of weight_lines.py in NumPy, from the launch that the plan describes: (O, I, three taps)."""
     shape = (geo.groups * geo.group_out, geo.group_in, *geo.kernel)
     launch = step.describe(dy, x, torch.empty((tile.splits, *shape)))
-    names = step.kernel.arg_names[8:8 + len(launch.scalars)]
+    names = step.kernel.arg_names[9:9 + len(launch.scalars)]
     v = {**dict(zip(names, launch.scalars)), **launch.constants}
-    first, *views, _, _, _ = launch.leading(dy, x, None)
+    first, *views, _, _, _, table = launch.leading(dy, x, None)
     views = [view_of(d) for d in views if d is not None]
     source = view_of(first)
     kernel, stride, dilation, pad, phases, jump, sizes = ([v[f"{letter}{a}"] for a in range(3)] for letter in "KTDPFJB")
@@ -57,20 +57,29 @@ def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any) -> Any:
     spacing = dilation[axis] if v["CHAIN"] and stride[axis] == 1 else 1
     result = np.zeros(shape)
     groups_of_taps = [range(0, kernel[a], taps if a == axis else 1) for a in range(3)]
-    for group, split, k, c, *tap in itertools.product(
-            range(geo.groups), range(tile.splits), range(0, geo.group_out, tile.BK), range(0, geo.group_in, tile.CB),
-            *groups_of_taps):
+    tiles = list(itertools.product(range(geo.groups), *groups_of_taps, range(0, geo.group_out, tile.BK),
+                                   range(0, geo.group_in, tile.CB)))
+    assert len(table) == 5 * launch.grid[0] * v["SEGMENTS"]
+    written = set()
+    for number, part, begin, end, fill in table.reshape(-1, 5).tolist():
+        if part < 0:
+            continue
+        group, *tap, k, c = tiles[number]
+        for one in range(part, part + 1 + fill):  # every part of every tile is written once
+            assert one < tile.splits and (number, one) not in written
+            written.add((number, one))
+        offsets, boxes = inside(tap, v, box)
         reach = [tap[a] * dilation[a] - pad[a] for a in range(3)]
         shift = [reach[a] // (stride[a] // jump[a]) for a in range(3)]
         phase = [tap[a] % phases[a] for a in range(3)]
         view = views[(phase[0] * phases[1] + phase[1]) * phases[2] + phase[2]]
-        for line in range(split * v["run"], min((split + 1) * v["run"], v["lines"])):
+        for line in range(begin, end):
             rest, at = divmod(line, v["length"])
             rest, residue = divmod(rest, v["spread"])
             q = [0, 0, 0]
             for a in (2, 1, 0):
-                rest, q[a] = divmod(rest, v[f"boxes_{a}"])
-                q[a] *= box[1 + a]
+                rest, q[a] = divmod(rest, boxes[a])
+                q[a] = (q[a] + offsets[a]) * box[1 + a]
             q[axis] += residue + at * spacing
             n = rest * box[0]
             a_line = box_at(source, (n, *q, group * geo.group_out + k), (*box, tile.BK)).reshape(-1, tile.BK)
@@ -82,7 +91,23 @@ def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any) -> Any:
                     rows, columns = min(tile.BK, geo.group_out - k), min(tile.CB, geo.group_in - c)
                     result[(slice(group * geo.group_out + k, group * geo.group_out + k + rows), slice(c, c + columns),
                             *here)] += (a_line.T @ b_line)[:rows, :columns]
+    assert written == set(itertools.product(range(len(tiles)), range(tile.splits)))
     return result
+
+
+def inside(tap: list[int], v: dict[str, Any], box: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """First box and number of boxes on each axis, as weight_lines.boxes_inside has them."""
+    offsets, boxes = [0, 0, 0], [v[f"boxes_{a}"] for a in range(3)]
+    for a in range(3):
+        if v["CHAIN"] and a == v["AXIS"]:
+            continue
+        reach = tap[a] * v[f"D{a}"] - v[f"P{a}"]
+        last = reach + (v["NT"] - 1) * v[f"D{a}"] * (a == v["AXIS"])
+        low = -(-max(-last, 0) // v[f"T{a}"])
+        high = min((v[f"X{a}"] - 1 - reach) // v[f"T{a}"] + 1, v[f"Q{a}"])
+        offsets[a] = low // box[1 + a]
+        boxes[a] = max(0, -(-high // box[1 + a]) - offsets[a])
+    return offsets, boxes
 
 
 def view_of(descriptor: Any) -> Any:
@@ -108,10 +133,12 @@ def test_lines_cover_every_product_once(text: str, monkeypatch: pytest.MonkeyPat
     order = (0, *range(2, operands[0].ndim), 1)
     dy, x = (torch.from_numpy(np.ascontiguousarray(a.transpose(order))).bfloat16().permute(
         *(order.index(axis) for axis in range(a.ndim))) for a in operands)
-    by_shape = {(t.BK, t.CB, t.NT, t.axis, t.chain): t for t in line_plans.all_lines(seen, None)}
+    monkeypatch.setattr(line_plans, "MULTIPROCESSORS", 5)  # so that these small problems are shared, too
+    by_shape = {(t.BK, t.CB, t.NT, t.axis, t.chain, t.programs > 0): t for t in line_plans.all_lines(seen, None)}
     assert by_shape
     x = line_plans.folded_view(x, geo, fold)
     for tile in list(by_shape.values())[::max(1, len(by_shape) // 4)]:
+        tile = line_plans.settled(seen, tile)
         result = walk(seen, tile, line_plans.line_weight(seen, tile), dy, x)
         taps = (*seen.kernel[:3 - fold], *geo.kernel[3 - fold:])
         result = result.reshape(result.shape[0], -1, *seen.kernel)

@@ -39,6 +39,7 @@ class Call(NamedTuple):
 
 
 CACHE_LIMIT = 4096
+DEFAULTS = Options()
 OUT_LABELS = ("out (gradient of input)", "out (gradient of weight)", "out (gradient of bias)")
 SAME_NAMES: dict[str, str] = {}  # operands whose public name is not their own; transposed calls exchange two
 NOTHING: dict[str, Any] = {}
@@ -49,8 +50,9 @@ def call_key(function: str, arrays: dict[str, Any], parameters: tuple[Any, ...],
              names: dict[str, str] = SAME_NAMES) -> tuple[Kind, Any]:
     """The array kind, and a key that determines everything but the data."""
     kind = kind_of(arrays, names)
-    signature = tuple([(array.shape, array.dtype) for array in arrays.values()])
-    return kind, (function, kind, kind.home(arrays), signature, _exact(parameters), _exact(options))
+    # a default equals nothing but itself, so it needs no exact stand-in
+    return kind, (function, kind, kind.signature(arrays), _exact(parameters),
+                  None if options == DEFAULTS else _exact(options))
 
 
 def _exact(value: Any) -> Any:
@@ -257,7 +259,7 @@ def ready(call: Call, arrays: dict[str, Any], outs: dict[str, Any], workspace: A
     that they must not overlap.
     """
     kind, chosen = call.kind, call.plan
-    problem = chosen.problem
+    out_format = chosen.problem.out_dtype
     operands = tuple([
         kind.operand(array, names.get(name, name), order, format_name)
         for (name, array), order, format_name in zip(arrays.items(), call.operand_orders, call.formats)])
@@ -265,12 +267,12 @@ def ready(call: Call, arrays: dict[str, Any], outs: dict[str, Any], workspace: A
     results: dict[str, Any] = {}
     for (label, out), shape in zip(outs.items(), call.result_shapes):
         if out is None:
-            out = kind.empty(shape, problem.out_dtype, like)
+            out = kind.empty(shape, out_format, like)
         else:
             others = {names.get(name, name): array for name, array in arrays.items()}
-            kind.check_out(out, shape, problem.out_dtype, label, {**others, **taken, **results})
+            kind.check_out(out, shape, out_format, label, {**others, **taken, **results})
         results[label] = out
-    targets = tuple([kind.operand(result, label, order, problem.out_dtype)
+    targets = tuple([kind.operand(result, label, order, out_format)
                      for (label, result), order in zip(results.items(), call.result_orders)])
     if workspace is not None:
         others = {names.get(name, name): array for name, array in arrays.items()}

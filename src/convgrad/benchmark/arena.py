@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .. import api
+from ..call import exchanged
 from ..plan import plan
 from ..problem import Plan, Problem
 from .allocator import give_back_memory, keep_freed_memory
@@ -15,7 +16,7 @@ from .judge import Expected, Verified, canonical, in_layout, random_operands
 from .layers import Layer
 from .peers import Peer
 from .provenance import describe_machine
-from .timing import REST_SECONDS, Contestant, clocked
+from .timing import REST_SECONDS, ROUNDS, Contestant, clocked
 
 OURS = "convgrad"
 
@@ -34,6 +35,7 @@ class Arena(Protocol):
 
     device: str
     rest: float  # seconds between turns
+    rounds: int  # turns of each contestant at most
 
     def describe(self) -> dict[str, Any]:
         """Machine, peer and ceilings, for the results."""
@@ -41,8 +43,8 @@ class Arena(Protocol):
     def seconds_at_ceiling(self, problem: Problem) -> float:
         """Least time the device needs for a problem."""
 
-    def prepare(self, problem: Problem) -> None:
-        """Take a problem in channels-first order as the next one; forget the last one's operands."""
+    def prepare(self, problem: Problem, layer: Layer, gradient: str) -> None:
+        """Take a layer's gradient, a problem in channels-first order, as the next one; forget the last operands."""
 
     def ours(self, problem: Problem, layout: str) -> Entry:
         """Verify our result for the prepared problem in the layouts of `problem`."""
@@ -62,6 +64,9 @@ def public_call(problem: Problem, operands: dict[str, Any], backend: str | None,
         "stride": conv.stride, "padding": conv.padding, "dilation": conv.dilation, "groups": conv.groups,
         "layout": problem.layout, "weight_layout": problem.weight_layout, "compute": problem.compute,
         "backend": backend, "num_threads": threads}
+    if len(problem.results) > 1:
+        three = tuple(operands[name] for name in ("grad_output", "input", "weight"))
+        return lambda: api.conv_backward(*three, **options)
     a, b = (operands[name] for name in problem.operands)
     if problem.wrt == "output":
         return lambda: api.conv(a, b, **options)
@@ -72,11 +77,25 @@ def public_call(problem: Problem, operands: dict[str, Any], backend: str | None,
     raise ValueError(f"wrt={problem.wrt!r}: only conv, input_grad and weight_grad are benchmarked")
 
 
+def transposed_backward(problem: Problem, operands: dict[str, Any], backend: str | None) -> Callable[[], Any]:
+    """Return a call for all gradients of the transposed layer whose input gradient `problem` is."""
+    conv = problem.conv
+    extra = tuple((size + low + high - span) % stride for size, (low, high), span, stride in
+                  zip(conv.in_size, conv.padding, conv.span, conv.stride))
+    three = tuple(operands[name] for name in ("input", "grad_output", "weight"))
+    options: dict[str, Any] = {
+        "stride": conv.stride, "padding": conv.padding, "dilation": conv.dilation, "groups": conv.groups,
+        "output_padding": extra, "layout": problem.layout, "weight_layout": exchanged(problem.weight_layout),
+        "compute": problem.compute, "backend": backend}
+    return lambda: api.conv_transpose_backward(*three, **options)
+
+
 class CpuArena:
     """The processor: NumPy arrays for us, the peer in a process of its own."""
 
     device = "cpu"
     rest = REST_SECONDS
+    rounds = ROUNDS
 
     def __init__(self, threads: int, peer: Peer | None = None, backend: str | None = None, clock: str = "wall",
                  fresh_memory: bool = False) -> None:
@@ -94,7 +113,7 @@ class CpuArena:
     def seconds_at_ceiling(self, problem: Problem) -> float:
         return self.ceilings.seconds(problem)
 
-    def prepare(self, problem: Problem) -> None:
+    def prepare(self, problem: Problem, layer: Layer, gradient: str) -> None:
         self.problem, self.operands, self.expected = problem, {}, None
         give_back_memory()
 

@@ -5,24 +5,28 @@ This is the one place of the benchmark that imports torch into its own process, 
 
 from __future__ import annotations
 
-import itertools
+import importlib
+import os
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..plan import plan
-from ..problem import SPATIAL_LETTERS, Problem
-from .arena import OURS, Entry, public_call
+from ..plan import BACKENDS, plan
+from ..problem import Conv, Plan, Problem
+from .arena import OURS, Entry, public_call, transposed_backward
 from .ceilings import Ceilings
-from .judge import Expected, Float64, canonical, memory_order
-from .layers import Layer
+from .judge import Verified, canonical, memory_order
+from .layers import ALL_GRADIENTS, Layer
 from .peer_torch import prepare, ways
 from .peers import PeerFailed
 from .provenance import describe_machine
+from .samples import check_samples
 from .timing import Contestant
 
 FLUSH_BYTES = 256 << 20  # written before every timed run: larger than the L2 cache of any GPU
 MATRIX = 8192
+TOGETHER = 8             # runs that are queued while the GPU waits, so that no time of the host is measured
+WAIT_CYCLES = 300_000    # of the GPU for each of them, in which the host queues it: about 0.15 milliseconds
 
 
 def cuda_missing() -> str | None:
@@ -34,63 +38,12 @@ def cuda_missing() -> str | None:
     return None if torch.cuda.is_available() else "torch sees no CUDA GPU"
 
 
-class TorchExpected(Expected):
-    """The same comparison with the arithmetic in float64 on the device: problems for a GPU are too large for NumPy."""
-
-    def float64(self, array: Any) -> Any:
-        return array.double()
-
-    def mixed(self, array: Any, matrix: Float64, axis: int, weights: bool) -> Any:
-        import torch
-
-        rows, channels = matrix.shape
-        if rows == channels:
-            return array.double()
-        groups = 1 if weights and axis == 1 else self.problem.conv.groups
-        moved = array.movedim(axis, 0)
-        on_device = torch.as_tensor(matrix, device=array.device)
-        parts = [on_device @ part.reshape(channels, -1).double() for part in moved.split(channels)]
-        assert len(parts) == groups
-        return torch.cat(parts).reshape(groups * rows, *moved.shape[1:]).movedim(0, axis)
-
-    def reference(self, operands: dict[str, Any]) -> Any:
-        """One tap at a time, as the NumPy reference does: x (N G C i), w (G K C taps), dy (N G K o)."""
-        import torch
-
-        conv, wrt = self.conv, self.problem.wrt
-        n, g, c, k = conv.batch, conv.groups, conv.group_in, conv.group_out
-        device = next(iter(operands.values())).device
-        shapes = {"input": (n, g, c, *conv.in_size), "weight": (g, k, c, *conv.kernel_size),
-                  "grad_output": (n, g, k, *conv.out_size)}
-        asked = "grad_output" if wrt == "output" else wrt
-        x, w, dy = (torch.zeros(shapes[name], dtype=torch.float64, device=device) if name == asked
-                    else operands[name].reshape(shapes[name]) for name in ("input", "weight", "grad_output"))
-        letters = SPATIAL_LETTERS[conv.axes].lower()
-        for tap in itertools.product(*map(range, conv.kernel_size)):
-            spans = [conv.tap_range(axis, t) for axis, t in enumerate(tap)]
-            at_w = (..., *tap)
-            if any(first >= last for first, last in spans):
-                continue
-            starts = [first * s + t * d - low for (first, _), t, s, d, (low, _) in
-                      zip(spans, tap, conv.stride, conv.dilation, conv.padding)]
-            at_x = (..., *(slice(start, start + (last - first - 1) * s + 1, s)
-                           for start, (first, last), s in zip(starts, spans, conv.stride)))
-            at_dy = (..., *(slice(first, last) for first, last in spans))
-            if wrt == "output":
-                dy[at_dy] += torch.einsum(f"gkc,ngc{letters}->ngk{letters}", w[at_w], x[at_x])
-            elif wrt == "input":
-                x[at_x] += torch.einsum(f"gkc,ngk{letters}->ngc{letters}", w[at_w], dy[at_dy])
-            else:
-                w[at_w] = torch.einsum(f"ngk{letters},ngc{letters}->gkc", dy[at_dy], x[at_x])
-        result = {"output": dy, "input": x, "weight": w}[wrt]
-        return result.reshape(conv.shape_of(wrt))
-
-
 class CudaArena:
     """One NVIDIA GPU."""
 
     device = "cuda"
     rest = 0.0
+    rounds = 3  # the GPU's clock is steady, and between two runs the cache is written over, which takes time
 
     def __init__(self, with_peer: bool, backend: str | None = None) -> None:
         import torch
@@ -100,7 +53,7 @@ class CudaArena:
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
         self.operands: dict[str, Any] = {}
-        self.expected: Expected | None = None
+        self.gradient = ""
         self.ceilings = self.measure_ceilings()
 
     def describe(self) -> dict[str, Any]:
@@ -115,25 +68,60 @@ class CudaArena:
         flops = self.ceilings.bf16_flops if half else self.ceilings.f32_flops
         return max(problem.flops / flops, problem.min_bytes / self.ceilings.copy_bytes)
 
-    def prepare(self, problem: Problem) -> None:
-        self.problem, self.operands, self.expected = problem, {}, None
+    def compile_ahead(self, questions: Sequence[Problem], limit_seconds: float,
+                      done: Callable[[], None] = lambda: None) -> None:
+        """Compile what the problems need in as many processes as there are cores; a stall later would cost GPU time."""
+        if self.backend not in (None, "triton"):
+            return
+        ahead = importlib.import_module(f"{BACKENDS['triton']}.ahead")
+        jobs = [(str(question), None) for question in questions]
+        ahead.compile_ahead(jobs, os.cpu_count() or 1, limit_seconds, lambda *_: done())
+
+    def prepare(self, problem: Problem, layer: Layer, gradient: str) -> None:
+        self.problem, self.layer, self.gradient, self.operands = problem, layer, gradient, {}
         self.torch.cuda.empty_cache()
 
     def ours(self, problem: Problem, layout: str) -> Entry:
-        torch = self.torch
-        chosen = plan(problem, backend=self.backend)
-        if self.expected is None:
+        torch, together = self.torch, self.gradient == ALL_GRADIENTS
+        chosen = self.plan_of(problem)
+        names = ("grad_output", "input", "weight") if together else problem.operands
+        if not self.operands:
             torch.manual_seed(0)
             self.operands = {name: (torch.rand(problem.shape_of_operand(name), device="cuda") * 2 - 1).to(
-                getattr(torch, problem.dtype)) for name in problem.operands}
-            self.expected = TorchExpected(self.problem, self.operands)
-        placed = {name: self.placed(name, problem) for name in problem.operands}
-        call = public_call(problem, placed, self.backend, None)
-        weights = problem.wrt == "weight"
-        result = canonical(call(), problem.weight_layout if weights else problem.layout, weights)
-        verified = self.expected.check(result, chosen.kernel)
-        del result
+                getattr(torch, problem.dtype)) for name in names}
+        placed = {name: self.placed(name, problem) for name in names}
+        call = transposed_backward(problem, placed, self.backend) if together and self.layer.transposed else \
+            public_call(problem, placed, self.backend, None)
+        results = call() if together else (call(),)
+        verified = self.verified(problem, results, chosen.kernel)
+        del results
         return Entry(Contestant(OURS, layout, self.turn_of(call)), chosen, verified)
+
+    def plan_of(self, problem: Problem) -> Plan:
+        """The plan that a call of ours runs, to tell of it."""
+        chosen = plan(problem, backend=self.backend)
+        if self.gradient == ALL_GRADIENTS and self.layer.transposed:
+            other = plan(problem.with_(wrt="weight"), backend=self.backend)
+            return chosen._replace(kernel=f"{chosen.kernel} + {other.kernel} + bias",
+                                   workspace_bytes=max(chosen.workspace_bytes, other.workspace_bytes))
+        return chosen
+
+    def verified(self, problem: Problem, results: tuple[Any, ...], kernel: str) -> Verified:
+        """Samples of all results against float64; the worst of them."""
+        found = []
+        wrts = problem.results if len(results) != 3 or not self.layer.transposed else ("output", "weight", "input")
+        for wrt, result in zip(wrts, results):
+            if wrt == "input" and self.layer.transposed:  # its bias: the sum over what is the input to us
+                conv = problem.conv
+                pointwise = Conv(conv.batch, 1, conv.in_channels, conv.in_size, (1,) * conv.axes)
+                question, wrt, operands = problem.with_(conv=pointwise), "bias", {"grad_output": self.operands["input"]}
+            else:
+                question, operands = problem, self.operands
+                if wrt != "bias":
+                    result = canonical(result, problem.weight_layout if wrt == "weight" else problem.layout,
+                                       wrt == "weight")
+            found.append(check_samples(question, operands, result, wrt, kernel))
+        return Verified(max(one.worst for one in found), "; ".join(dict.fromkeys(one.how for one in found)))
 
     def placed(self, name: str, problem: Problem) -> Any:
         weights = name == "weight"
@@ -148,7 +136,7 @@ class CudaArena:
         for way in ways(problem):
             try:
                 with self.torch.device("cuda"):
-                    call = prepare(problem, layer.transposed, way)
+                    call = prepare(problem, layer.transposed, way, together=self.gradient == ALL_GRADIENTS)
                     call.run()  # cuDNN searches its algorithms here
                 found.append(Contestant("torch", way, self.turn_of(call.run), call.scale))
                 notes += [call.note] if call.note and call.note not in notes else []
@@ -164,7 +152,10 @@ class CudaArena:
 
         def turn(repeats: int) -> list[float]:
             events = []
-            for _ in range(repeats):
+            for number in range(repeats):
+                if number % TOGETHER == 0:
+                    torch.cuda.synchronize()
+                    torch.cuda._sleep(WAIT_CYCLES * min(TOGETHER, repeats - number))
                 self.flush.zero_()
                 start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
                 start.record()

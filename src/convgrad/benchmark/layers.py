@@ -23,6 +23,7 @@ from ..problem import SPATIAL_LETTERS, Problem
 
 CLASSES = ("dense", "depthwise", "grouped", "few channels", "conv_tbc")
 GRADIENTS = ("input_grad", "weight_grad")  # of the layer; what is asked of us is `Layer.question`
+ALL_GRADIENTS = "all_grads"  # of input, weight and bias, from one call (measured on GPUs)
 LAYOUTS = ("channels_first", "channels_last")
 TIME_FIRST = "time_first"
 FEW_CHANNELS = 16  # "few channels": a dense layer with at most this many input or output channels
@@ -47,14 +48,26 @@ class Layer:
         return (TIME_FIRST,) if self.kind == "conv_tbc" else LAYOUTS
 
     def question(self, gradient: str, dtype: str, layout: str, device: str = "cpu") -> Problem:
-        """Return the problem that computes one gradient of this layer."""
+        """Return the problem that computes one gradient of this layer.
+
+        No single problem is all gradients of a transposed layer; its question is then that of its input.
+        """
         wrt = "weight" if gradient == "weight_grad" else self.problem.wrt
+        if gradient == ALL_GRADIENTS and not self.transposed:
+            wrt = "input+weight+bias"
         spatial = SPATIAL_LETTERS[self.problem.conv.axes]
         orders = {"channels_first": ("NC" + spatial, "OI" + spatial),
                   "channels_last": ("N" + spatial + "C", "O" + spatial + "I"),
                   TIME_FIRST: (self.problem.layout, self.problem.weight_layout)}
         activations, weights = orders[layout]
         return Problem(self.problem.conv, wrt, dtype, layout=activations, weight_layout=weights, device=device)
+
+    def flops(self, gradient: str) -> int:
+        """Operations of a gradient."""
+        conv = self.problem.conv
+        if gradient == ALL_GRADIENTS:
+            return conv.flops(self.problem.wrt) + conv.flops("weight") + conv.flops("bias")
+        return conv.flops("weight" if gradient == "weight_grad" else self.problem.wrt)
 
 
 def class_of(problem: Problem) -> str:

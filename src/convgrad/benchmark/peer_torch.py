@@ -54,8 +54,11 @@ def torch_tensor(shape: tuple[int, ...], dtype: str, way: str, values: Any) -> A
     return tensor.contiguous()
 
 
-def prepare(problem: Problem, transposed: bool, way: str, operands: dict[str, Any] | None = None) -> Prepared:
+def prepare(problem: Problem, transposed: bool, way: str, operands: dict[str, Any] | None = None,
+            together: bool = False) -> Prepared:
     """Make the call that gives the answer to `problem`, on random data or on given channels-first float32 values.
+
+    `together` asks for the gradients of input, weight and bias from one call.
 
     One-sided padding is unknown to torch: the peer gets an input that is padded already, and the gradient it returns is
     that of the padded input. What padding and slicing would cost is not counted.
@@ -74,7 +77,7 @@ def prepare(problem: Problem, transposed: bool, way: str, operands: dict[str, An
         w = tensor("weight", "channels_first").permute(2, 1, 0).contiguous().permute(2, 1, 0)
     else:
         w = tensor("weight")
-    mask = [not wants_weight, wants_weight, False]
+    mask = [together or not wants_weight, together or wants_weight, together]
     place = 1 if wants_weight else 0
 
     if way == CONV_TBC:
@@ -87,6 +90,8 @@ def prepare(problem: Problem, transposed: bool, way: str, operands: dict[str, An
             results = torch.ops.aten.conv_tbc_backward(*arguments, conv.padding[0][0])
             return results[1].permute(2, 1, 0) if wants_weight else results[0].permute(1, 2, 0)
 
+        if together:
+            return Prepared(both)
         return Prepared(both, 0.5, "conv_tbc_backward computes both gradients: half of its time is counted")
 
     note, padding = "", [low for low, _ in conv.padding]
@@ -104,9 +109,11 @@ def prepare(problem: Problem, transposed: bool, way: str, operands: dict[str, An
     else:
         extra = [0] * conv.axes
 
+    biases = [conv.in_channels if transposed else conv.out_channels] if together else None
+
     def run() -> Any:
-        results = backward(dy, x, w, None, conv.stride, padding, conv.dilation, transposed, extra, conv.groups, mask)
-        return results[place]
+        results = backward(dy, x, w, biases, conv.stride, padding, conv.dilation, transposed, extra, conv.groups, mask)
+        return results if together else results[place]
 
     return Prepared(run, 1.0, note)
 

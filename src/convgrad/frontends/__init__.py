@@ -14,6 +14,9 @@ from . import numpy as _numpy
 class Kind(Protocol):
     """What the public functions need to know about a family of arrays."""
 
+    def signature(self, arrays: dict[str, Any]) -> Any:
+        """All that `home`, `format_of` and the geometry depend on: calls with equal signatures are prepared once."""
+
     def home(self, arrays: dict[str, Any]) -> tuple[str, str | None]:
         """Device of all arrays ("cpu" or "cuda"), and their memory order where it differs from their axis order."""
 
@@ -43,6 +46,8 @@ class Kind(Protocol):
 # Top-level package of an array's type -> front end module. Imported when such an array appears, never before.
 KINDS = {"torch": "convgrad.frontends.torch", "cupy": "convgrad.frontends.dlpack", "jax": "convgrad.frontends.dlpack",
          "jaxlib": "convgrad.frontends.dlpack"}
+MOST_TYPES = 64
+_known_types: dict[type, Kind] = {ndarray: cast(Kind, _numpy)}
 
 
 def kind_of(arrays: dict[str, Any], names: dict[str, str]) -> Kind:
@@ -50,11 +55,11 @@ def kind_of(arrays: dict[str, Any], names: dict[str, str]) -> Kind:
 
     `names` maps an operand to the caller's word for it where the two differ.
     """
-    for array in arrays.values():
-        if type(array) is not ndarray:
-            break
-    else:
-        return cast(Kind, _numpy)
+    types = {type(array) for array in arrays.values()}
+    if len(types) == 1:
+        known = _known_types.get(next(iter(types)))
+        if known is not None:
+            return known
     kinds = {}
     arrays = {names.get(name, name): array for name, array in arrays.items()}
     for name, array in arrays.items():
@@ -66,6 +71,8 @@ def kind_of(arrays: dict[str, Any], names: dict[str, str]) -> Kind:
     if any(kind is not first for kind in rest):
         what = ", ".join(f"{name} is {_type_name(array)}" for name, array in arrays.items())
         raise TypeError(f"all arrays of a call must be of one kind: {what}")
+    if len(types) == 1 and len(_known_types) < MOST_TYPES:
+        _known_types[types.pop()] = first
     return first
 
 

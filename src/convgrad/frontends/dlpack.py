@@ -17,6 +17,10 @@ from .numpy import checked_format, overlaps_itself
 DLPACK_CPU, DLPACK_CUDA = 1, 2
 
 
+def signature(arrays: dict[str, Any]) -> Any:
+    return home(arrays), tuple([(array.shape, array.dtype) for array in arrays.values()])
+
+
 def home(arrays: dict[str, Any]) -> tuple[str, str | None]:
     places = {name: _place(array) for name, array in arrays.items()}
     (first_name, first), *rest = places.items()

@@ -13,6 +13,10 @@ from ..problem import DTYPES, LONG_DTYPE
 Array = npt.NDArray[Any]
 
 
+def signature(arrays: dict[str, Array]) -> Any:
+    return tuple([(array.shape, array.dtype) for array in arrays.values()])
+
+
 def home(arrays: dict[str, Array]) -> tuple[str, str | None]:
     return "cpu", None
 

@@ -22,6 +22,11 @@ AS_INTEGERS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, to
 CHANNELS_LAST = {4: (torch.channels_last, "NHWC"), 5: (torch.channels_last_3d, "NDHWC")}
 
 
+def signature(arrays: dict[str, Any]) -> Any:
+    """Shapes, number formats, and what `home` looks at: strides and devices."""
+    return tuple([(array.shape, array.dtype, array.stride(), array.device) for array in arrays.values()])
+
+
 def home(arrays: dict[str, Any]) -> tuple[str, str | None]:
     """Device of the tensors, and their memory order when it is channels last under a channels-first shape."""
     first = next(iter(arrays.values()))
@@ -48,7 +53,7 @@ def format_of(array: torch.Tensor, name: str, dtype: str | None) -> str:
 
 def operand(array: torch.Tensor, name: str, order: tuple[int, ...] | None, format_name: str) -> Any:
     """A view in canonical axis order: NumPy for the CPU, the tensor itself on CUDA."""
-    if array.is_neg() or array.is_conj() or array.layout != torch.strided:
+    if array.layout is not torch.strided or array.is_neg() or array.is_conj():
         raise TypeError(f"{name} must be a plain strided tensor (no negative or conjugate view, not sparse)")
     if array.requires_grad:
         array = array.detach()

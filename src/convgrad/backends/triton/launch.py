@@ -1,17 +1,23 @@
-"""Launching: compile once per specialisation, then call the compiled kernel with nothing in between."""
+"""Launches: what a kernel is compiled for and started with."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 from triton import knobs
 from triton.runtime.driver import driver
+from triton.runtime.jit import MockTensor
+
+from .descriptors import BoxDescriptor
+from .direct import Prepared, understands
 
 INTERPRETED: bool = bool(knobs.runtime.interpret)
+current = threading.local()  # of this thread: .recording (see replay.py), .only_compile (see ahead.py)
 
 
 @dataclass(frozen=True)
@@ -35,31 +41,41 @@ class Launch:
 
 @dataclass
 class Step:
-    """One kernel of a plan: `describe(*tensors)` gives the launch, asked once per set of strides and alignments."""
+    """One kernel of a plan: `describe(*tensors)` gives the launch.
+
+    Within a recording (see replay.py) the launch is noted, so that later calls of the plan skip all of this.
+    """
 
     kernel: Any
     describe: Callable[..., Launch]
-    ready: dict[Any, tuple[Any, Any, tuple[Any, ...]]] = field(default_factory=dict)
 
     def __call__(self, *tensors: Any) -> None:
-        key = tuple((t.data_ptr() & 15, t.stride(), t.get_device()) for t in tensors)
-        found = self.ready.get(key)
-        if found is not None:
-            compiled, leading, arguments = found
-            compiled(*(leading(*tensors) if leading else tensors), *arguments,
-                     stream=driver.active.get_current_stream(key[0][2]))
-            return
         launch = self.describe(*tensors)
         if 0 in launch.grid:
             return
-        options = {} if INTERPRETED else launch.options
         first = launch.leading(*tensors) if launch.leading else tensors
-        compiled = self.kernel[launch.grid](*first, *launch.scalars, **launch.constants, **options)
-        if not INTERPRETED:
-            grid = (*launch.grid, 1, 1)[:3]
-            names = self.kernel.arg_names[len(first) + len(launch.scalars):]
-            fixed = (*launch.scalars, *(launch.constants[name] for name in names))
-            self.ready[key] = (compiled[grid], launch.leading, fixed)
+        if INTERPRETED:
+            self.kernel[launch.grid](*first, *launch.scalars, **launch.constants)
+            return
+        if getattr(current, "only_compile", False):  # see ahead.py: the tensors have no memory
+            first = tuple(MockTensor(value.dtype) if isinstance(value, torch.Tensor) else value for value in first)
+            self.kernel.warmup(*first, *launch.scalars, grid=launch.grid, **launch.constants, **launch.options)
+            return
+        compiled = self.kernel.warmup(*first, *launch.scalars, grid=launch.grid, **launch.constants, **launch.options)
+        recording = getattr(current, "recording", None)
+        if not understands(compiled):
+            assert not any(isinstance(value, BoxDescriptor) for value in first), "boxes are for our own launches only"
+            if recording is not None:
+                recording.whole = False
+            self.kernel[launch.grid](*first, *launch.scalars, **launch.constants, **launch.options)
+            return
+        names = self.kernel.arg_names[len(first) + len(launch.scalars):]
+        device = tensors[0].get_device()
+        prepared = Prepared(compiled, launch.grid,
+                            (*first, *launch.scalars, *(launch.constants[name] for name in names)), device)
+        prepared.launch(driver.active.get_current_stream(device))
+        if recording is not None:
+            recording.add(prepared)
 
 
 def aligned_strides(strides: Sequence[int], limit: int = 16) -> tuple[int, tuple[int, ...]]:
@@ -76,11 +92,6 @@ def aligned_strides(strides: Sequence[int], limit: int = 16) -> tuple[int, tuple
 def power_of_two(value: int) -> int:
     """The smallest power of two that is not below `value`."""
     return int(triton.next_power_of_2(max(1, value)))
-
-
-def device_of(tensor: Any) -> Any:
-    """Context in which launches go to the tensor's device."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else torch.no_grad()
 
 
 if INTERPRETED:

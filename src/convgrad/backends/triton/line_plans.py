@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+import torch
 import triton.experimental.gluon.language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -15,6 +16,17 @@ from ...problem import Problem
 from .box_plans import channels_fit, descriptor, tensors_fit
 from .geometry import Geometry, strides_of
 from .launch import INTERPRETED, Launch, Step
+from .line_schedule import (
+    Segment,
+    as_table,
+    cut_alike,
+    dealt_out,
+    lines_of_taps,
+    lines_of_tiles,
+    most_parts,
+    shares,
+)
+from .replay import constant_tensor
 from .tiles import MULTIPROCESSORS, SHARED_BYTES, Box, best_box, most_splits
 from .tuning import Choice, fields_of
 from .weight_lines import line_weight_kernel
@@ -38,8 +50,8 @@ SEEN_RIGHT: dict[tuple[int, int, int], tuple[tuple[int, ...], tuple[int, ...]]] 
     (256, 64, 64): ((1,), (2, 3)),
     (256, 128, 64): ((1,), ()),
 }
-# Estimated times below which `weight.py` was as often faster, launching included.
-SHORTEST = 50e-6
+# Programs that share all lines evenly are at different lines at a time: only where the cache holds both operands.
+CACHED_BYTES = 100e6
 # What the cost model counts with, in operations, bytes and seconds, fitted to layers measured on an H200: rates of the
 # products by the columns of a tile, and of copies from the cache by the channels of a pixel that are copied together.
 PRODUCTS = {16: 335e12, 32: 560e12, 64: 790e12, 128: 930e12, 256: 930e12}
@@ -66,13 +78,14 @@ class LineTile:
     x_slots: int
     warps: int
     together: int  # programs that share a multiprocessor
-    splits: int
+    splits: int  # parts of a tile's sums, added by a second kernel
     seconds: float
+    programs: int = 0  # that share the lines of all tiles evenly; 0: each has one run of one tile
 
     def __str__(self) -> str:
         return (f"lines of {'x'.join(map(str, self.box))} pixels, {self.BK} x {self.CB} channels x {self.NT} taps of "
                 f"axis {self.axis}{' in chains' if self.chain else ''}, {self.y_slots}+{self.x_slots} slots, "
-                f"{self.splits} runs, "
+                f"{self.splits} runs{f' shared by {self.programs} programs' if self.programs else ''}, "
                 f"{self.seconds * 1e6:.0f} us expected")
 
 
@@ -167,12 +180,10 @@ def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choi
     seen = folded(geo, fold)
     if not lines_fit(problem, seen):
         return None
-    tile = LineTile(**fields_of(choice)) if choice is not None else None
+    tile = settled(seen, LineTile(**fields_of(choice))) if choice is not None else None
     if tile is None or tile.splits > most_splits(geo, max_workspace):
-        tile = choose_lines(seen, max_workspace)
-    if tile is None or (fold and (tile.splits == 1 or view_count(seen, tile) > 1)):  # several views: was slower
-        return None
-    if choice is None and tile.seconds < SHORTEST:
+        tile = choose_lines(seen, max_workspace, fold)
+    if tile is None or (fold and tile.splits == 1):
         return None
     return LinePlan(geo, fold, tile, line_weight(seen, tile))
 
@@ -219,11 +230,6 @@ class Lines:
     boxes: tuple[int, int, int, int]  # on (n, three axes), 1 on the axis of the chain
     direct: tuple[bool, bool, bool]  # axes on which the copies see x itself, not a phase
 
-    @property
-    def count(self) -> int:
-        return self.length * self.spread * math.prod(self.boxes)
-
-
 def lines_of(geo: Geometry, box: Box, axis: int, chain: bool) -> Lines:
     boxes = [-(-extent // size) for extent, size in zip((geo.batch, *geo.y), box)]
     length = spread = 1
@@ -239,14 +245,16 @@ def view_count(geo: Geometry, tile: LineTile) -> int:
     return views(geo, list(lines_of(geo, tile.box, tile.axis, tile.chain).direct))
 
 
-def tile_count(geo: Geometry, bk: int, cb: int, taps: int, axis: int) -> int:
-    return (-(-geo.group_out // bk) * -(-geo.group_in // cb) * geo.groups * (geo.taps // geo.kernel[axis])
-            * -(-geo.kernel[axis] // taps))
+def choose_lines(geo: Geometry, max_workspace: int | None, fold: int = 0) -> LineTile | None:
+    """The tile and the number of runs with the lowest estimated time; folded axes need partial sums."""
+    found = (tile for tile in all_lines(geo, max_workspace) if not fold or tile.splits > 1)
+    best = min(found, key=lambda tile: tile.seconds, default=None)
+    return None if best is None else settled(geo, best)
 
 
-def choose_lines(geo: Geometry, max_workspace: int | None) -> LineTile | None:
-    """The tile and the number of runs with the lowest estimated time."""
-    return min(all_lines(geo, max_workspace), key=lambda tile: tile.seconds, default=None)
+def settled(geo: Geometry, tile: LineTile) -> LineTile:
+    """The tile with the number of parts that its schedule has."""
+    return replace(tile, splits=most_parts(schedule_of(geo, tile))) if tile.programs else tile
 
 
 def worth_measuring(problem: Problem, geo: Geometry, count: int = 6) -> list[LineTile]:
@@ -256,23 +264,28 @@ def worth_measuring(problem: Problem, geo: Geometry, count: int = 6) -> list[Lin
     if not lines_fit(problem, seen):
         return []
     found: list[LineTile] = []
-    kinds: set[tuple[int, bool, int]] = set()
+    kinds: set[tuple[int, bool, int, bool]] = set()
     for tile in sorted(all_lines(seen, None), key=lambda tile: tile.seconds):
-        kind = (tile.axis if tile.NT > 1 else 3, tile.chain, tile.BK * tile.CB)
+        kind = (tile.axis if tile.NT > 1 else 3, tile.chain, tile.BK * tile.CB, tile.programs > 0)
         if kind not in kinds and not (fold and tile.splits == 1):
             kinds.add(kind)
             found.append(tile)
-    return found[:count]
+    return [tile for tile in (settled(seen, tile) for tile in found[:count]) if not (fold and tile.splits == 1)]
 
 
 def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
     weight_bytes = 4 * geo.groups * geo.group_out * geo.group_in * geo.taps
+    operand_bytes = 2 * geo.groups * geo.batch * (geo.group_out * math.prod(geo.y) + geo.group_in * math.prod(geo.x))
+    most = most_splits(geo, max_workspace)
     for bk, cb, taps, axis, chain, pixels in tile_shapes(geo):
         box = line_box(geo, axis, taps, chain, pixels)
         if box is None:
             continue
         lines = lines_of(geo, box, axis, chain)
-        tiles = tile_count(geo, bk, cb, taps, axis)
+        by_taps = lines_of_taps(geo, box, axis, taps, chain, lines.length * lines.spread)
+        channel_tiles = -(-geo.group_out // bk) * -(-geo.group_in // cb)
+        tiles = len(by_taps) * channel_tiles * geo.groups
+        total = sum(by_taps) * channel_tiles * geo.groups
         warps = 8 if bk >= 128 else 4
         y_bytes, x_bytes = pixels * bk * 2, pixels * cb * 2
         together = 2 if bk == 64 and cb * taps <= 192 else 1
@@ -291,13 +304,24 @@ def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
         copies = share * (y_bytes / CACHE_BYTES[bk] + x_bytes * fresh / CACHE_BYTES[cb])
         line_seconds = max(products + LINE_SECONDS, copies, COPY_SECONDS * fresh) + DISTURBANCE * copies
         slots = MULTIPROCESSORS * together
-        for splits in split_counts(tiles, lines.count, slots, most_splits(geo, max_workspace)):
-            run = -(-lines.count // splits)
+        least = max(operand_bytes, weight_bytes) / MEMORY_BYTES
+
+        tile = LineTile(box, bk, cb, taps, axis, chain, y_slots, x_slots, warps, together, 1, 0.0)
+        ways = []  # (parts of a tile, programs that share all lines, lines that a multiprocessor sums in turn)
+        for splits in split_counts(tiles, max(by_taps), slots, most):
+            # a wave of programs takes as long as their longest run; many waves even out
             waves = -(-tiles * splits // slots)
-            seconds = LAUNCH_SECONDS + waves * (run + 4) * line_seconds
-            if splits > 1:
-                seconds += LAUNCH_SECONDS + 2 * splits * weight_bytes / MEMORY_BYTES
-            yield LineTile(box, bk, cb, taps, axis, chain, y_slots, x_slots, warps, together, splits, seconds)
+            run = -(-max(by_taps) // splits) if waves == 1 else -(-total // (tiles * splits))
+            ways.append((splits, 0, waves * (run + 4)))
+        if total >= 8 * slots and operand_bytes <= CACHED_BYTES and tiles > 1:
+            run, segments = shares(tiles, total, slots)
+            parts = (max(by_taps) - 2) // run + 2  # at most; see `settled`
+            ways += [(parts, slots, run + 4 * segments)] if parts <= most else []
+        for parts, programs, in_turn in ways:
+            seconds = LAUNCH_SECONDS + max(in_turn * line_seconds, least)
+            if parts > 1:
+                seconds += LAUNCH_SECONDS + 2 * parts * weight_bytes / MEMORY_BYTES
+            yield replace(tile, splits=parts, seconds=seconds, programs=programs)
 
 
 def split_counts(tiles: int, lines: int, slots: int, most: int) -> list[int]:
@@ -320,11 +344,24 @@ def phase_taps(geo: Geometry, axis: int) -> list[int]:
     return [(tap * geo.dilation[axis] - geo.pad[axis]) % stride for tap in range(min(step, geo.kernel[axis]))]
 
 
-def line_weight(geo: Geometry, tile: LineTile) -> Step:
-    """The launch that writes the partial sums of all runs, or with one run the weight gradient itself."""
+def schedule_of(geo: Geometry, tile: LineTile) -> list[list[Segment]]:
+    """Which lines of which tiles each program sums."""
     lines = lines_of(geo, tile.box, tile.axis, tile.chain)
-    run = -(-lines.count // tile.splits)
-    tiles = tile_count(geo, tile.BK, tile.CB, tile.NT, tile.axis)
+    by_taps = lines_of_taps(geo, tile.box, tile.axis, tile.NT, tile.chain, lines.length * lines.spread)
+    counts = lines_of_tiles(by_taps, -(-geo.group_out // tile.BK) * -(-geo.group_in // tile.CB), geo.groups)
+    return dealt_out(counts, tile.programs) if tile.programs else cut_alike(counts, tile.splits)
+
+
+def line_weight(geo: Geometry, tile: LineTile, products: int = 1, add: bool = False) -> Step:
+    """The launch that writes the partial sums of all runs, or with one run the weight gradient itself.
+
+    Operands of several parts (see part_plans.py): geo.batch counts the images of all `products` of parts. `add`: to
+    what is in the result already.
+    """
+    lines = lines_of(geo, tile.box, tile.axis, tile.chain)
+    schedule = schedule_of(geo, tile)
+    numbers, segments = as_table(schedule)
+    tables: dict[Any, Any] = {}
     phases = [[0] if lines.direct[axis] else phase_taps(geo, axis) for axis in range(3)]
     pn, b0, b1, b2 = tile.box
 
@@ -335,7 +372,9 @@ def line_weight(geo: Geometry, tile: LineTile) -> Step:
 
     def leading(dy: Any, x: Any, result: Any) -> tuple[Any, ...]:
         views = [box_descriptor(view_of(x, phase), tile.box, tile.CB) for phase in product(*phases)]
-        return (box_descriptor(dy, tile.box, tile.BK), *views, *[None] * (MOST_VIEWS - len(views)), dy, x, result)
+        table = constant_tensor(tables, dy.device, lambda: torch.tensor(numbers, dtype=torch.int32, device=dy.device))
+        return (box_descriptor(dy, tile.box, tile.BK), *views, *[None] * (MOST_VIEWS - len(views)), dy, x, result,
+                table)
 
     def launch(dy: Any, x: Any, result: Any) -> Launch:
         yn, _, *y = strides_of(dy)
@@ -343,13 +382,14 @@ def line_weight(geo: Geometry, tile: LineTile) -> Step:
         r_split, ro, ri, *r = tuple(result.stride()) if result.dim() == 6 else (0, *strides_of(result))
         constants = {**geo.constants(), **{f"F{axis}": len(phases[axis]) for axis in range(3)},
                      **{f"J{axis}": geo.stride[axis] if lines.direct[axis] else 1 for axis in range(3)},
-                     "KG": geo.group_out, "CG": geo.group_in, "SPLITS": tile.splits,
-                     "AXIS": tile.axis, "NT": tile.NT, "CHAIN": tile.chain, "PN": pn, "B0": b0, "B1": b1, "B2": b2,
-                     "BK": tile.BK, "CB": tile.CB,
+                     "KG": geo.group_out, "CG": geo.group_in, "PRODUCTS": products, "ADD": add,
+                     "SEGMENTS": segments, "AXIS": tile.axis, "NT": tile.NT, "CHAIN": tile.chain,
+                     "PN": pn, "B0": b0, "B1": b1, "B2": b2, "BK": tile.BK, "CB": tile.CB,
                      "YS": tile.y_slots, "XS": tile.x_slots, "WARPS": tile.warps}
-        scalars = (geo.batch, *geo.y, *geo.x, lines.length, lines.spread, *lines.boxes[1:], lines.count, run, yn, *y,
+        batch = geo.batch // products
+        scalars = (batch, *geo.y, *geo.x, lines.length, lines.spread, *lines.boxes[1:], -(-batch // pn), yn, *y,
                    xn, *xs, r_split, ro, ri, *r)
-        return Launch((tiles * tile.splits,), scalars, constants, tile.warps, 1, leading,
+        return Launch((len(schedule),), scalars, constants, tile.warps, 1, leading,
                       HALF_REGISTERS if tile.together == 2 else None)
 
     return Step(line_weight_kernel, launch)

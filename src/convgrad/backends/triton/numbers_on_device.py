@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,8 @@ import triton.language as tl
 
 from ...numbers import hifloat8_tables
 from ...problem import DTYPES, Problem
-from .launch import INTERPRETED, device_of
-
-Run = Callable[[tuple[Any, ...], tuple[Any, ...], Any], None]
+from .launch import INTERPRETED
+from .replay import Run, constant_tensor, new_scratch, recorded
 
 # Rounding of operands by (number format, compute mode): see elements.as_operand. Formats that a mode does not change
 # are not listed.
@@ -54,21 +52,14 @@ def table_for(problem: Problem, like: Any) -> Any:
     """Decoding table of an 8-bit format on the tensor's device (any tensor where none is needed)."""
     if problem.dtype != "hifloat8":
         return like
-    found = _tables.get(like.device)
-    if found is None:
-        values = np.asarray(hifloat8_tables()[0], dtype=np.float32)
-        found = _tables[like.device] = torch.from_numpy(values).to(like.device).to(torch.bfloat16)
-    return found
+    return constant_tensor(_tables, like.device, lambda: torch.from_numpy(
+        np.asarray(hifloat8_tables()[0], dtype=np.float32)).to(like.device).to(torch.bfloat16))
 
 
 def on_tensors(problem: Problem, run: Run) -> Run:
     """Wrap a runner so that it takes CUDA tensors as they are and, when interpreted, NumPy arrays as tensors."""
-    def run_on_tensors(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any = None) -> None:
-        with device_of(results[0]):
-            run(operands, results, workspace)
-
     if not INTERPRETED:
-        return run_on_tensors
+        return recorded(run)
 
     def run_on_arrays(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any = None) -> None:
         taken = tuple(as_tensor(operand, problem.dtype) for operand in operands)
@@ -100,7 +91,7 @@ def as_tensor(array: Any, dtype: str) -> Any:
 
 
 def shares(array: Any, tensor: Any) -> bool:
-    return bool(array.size == 0 or array.__array_interface__["data"][0] == tensor.data_ptr())
+    return bool(array is tensor or array.size == 0 or array.__array_interface__["data"][0] == tensor.data_ptr())
 
 
 def as_array(tensor: Any, dtype: Any) -> Any:
@@ -118,7 +109,7 @@ def scratch(problem: Problem, workspace: Any, shape: tuple[int, ...], like: Any)
     """The workspace as sums of `shape`: the caller's memory, or new memory of the stream's allocator."""
     dtype = torch.float64 if problem.dtype == "float64" else torch.float32
     if workspace is None:
-        return torch.empty(shape, dtype=dtype, device=like.device)
+        return new_scratch(shape, dtype, like)
     size = math.prod(shape) * dtype.itemsize
     start = -workspace.data_ptr() % 16
     if workspace.numel() < start + size:

@@ -9,7 +9,7 @@ On an axis with a stride the copies either see one phase of x (every stride-th e
 for boxes one pixel wide on that axis, x itself.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, assignment"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, assignment, attr-defined"
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -20,140 +20,110 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-
-@gluon.jit
-def first_line(line, shape):
-    """Where a run begins: position in its chain, chain among the residues of the dilation, box on three axes, image."""
-    length, spread, boxes_0, boxes_1, boxes_2 = shape
-    rest = line // length
-    boxes = rest // spread
-    return (line % length, rest % spread, boxes % boxes_2, (boxes // boxes_2) % boxes_1,
-            (boxes // (boxes_2 * boxes_1)) % boxes_0, boxes // (boxes_2 * boxes_1 * boxes_0))
-
-
-@gluon.jit
-def wrapped(counter, carry, end):
-    """A digit with a carry added, and its own carry."""
-    counter += carry
-    full = (counter == end).to(gl.int32)
-    return counter - full * end, full
+from .line_places import (
+    first_line,
+    lines_of_tile,
+    next_line,
+    pixel_of,
+    segment,
+    slot_after,
+    stored_images,
+    tile_place,
+    view_shift,
+    wrapped,
+)
 
 
 @gluon.jit
-def next_line(place, shape):
-    """The line after a line, without divisions: they would take longer than the copies."""
-    at, residue, box_2, box_1, box_0, image = place
-    length, spread, boxes_0, boxes_1, boxes_2 = shape
-    at, carry = wrapped(at, 1, length)
-    residue, carry = wrapped(residue, carry, spread)
-    box_2, carry = wrapped(box_2, carry, boxes_2)
-    box_1, carry = wrapped(box_1, carry, boxes_1)
-    box_0, carry = wrapped(box_0, carry, boxes_0)
-    return at, residue, box_2, box_1, box_0, image + carry
-
-
-@gluon.jit
-def pixel_of(place, AXIS: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr):
-    """First pixel (n, q0, q1, q2) of a line. On the axis of a chain, position j of residue r is r + j*STEP."""
-    at, residue, box_2, box_1, box_0, image = place
-    q0 = box_0 * BOX[1]
-    q1 = box_1 * BOX[2]
-    q2 = box_2 * BOX[3]
-    along = residue + at * STEP
-    if AXIS == 0:
-        q0 += along
-    if AXIS == 1:
-        q1 += along
-    if AXIS == 2:
-        q2 += along
-    return image * BOX[0], q0, q1, q2
-
-
-@gluon.jit
-def view_shift(reach, SPACING: gl.constexpr):
-    """Where tap reach lies in its phase's view of x, of elements SPACING apart."""
-    phase = ((reach % SPACING) + SPACING) % SPACING
-    return (reach - phase) // SPACING
-
-
-@gluon.jit
-def copy_dy(dy_box, slots, full, empty, run, row, shape, AXIS: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr,
+def copy_dy(dy_box, slots, full, empty, table, shape, extents, images, PRODUCTS: gl.constexpr,
+            SEGMENTS: gl.constexpr, AXIS: gl.constexpr,
+            NT: gl.constexpr, CHAIN: gl.constexpr, KERNEL: gl.constexpr, GEOMETRY: gl.constexpr, BOX: gl.constexpr,
+            STEP: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr,
             SLOTS: gl.constexpr, BYTES: gl.constexpr):
     """The warp that copies dy: fills free slots in the order in which `multiply_lines` empties them."""
-    begin, end = run
-    place = first_line(begin, shape)
-    slot = begin * 0
-    round = begin * 0  # how often all slots were filled, modulo 2
-    for _ in range(begin, end):
-        n, q0, q1, q2 = pixel_of(place, AXIS, BOX, STEP)
-        mbarrier.wait(empty.index(slot), round ^ 1)
-        mbarrier.expect(full.index(slot), BYTES)
-        tma.async_copy_global_to_shared(dy_box, [n, q0, q1, q2, row], full.index(slot), slots.index(slot))
-        slot, carry = wrapped(slot, 1, SLOTS)
-        round ^= carry
-        place = next_line(place, shape)
+    slot = gl.program_id(0) * 0
+    round = gl.program_id(0) * 0  # how often all slots were filled, modulo 2
+    for number in range(SEGMENTS):
+        tile, _, begin, end, _ = segment(table, number, SEGMENTS)
+        k_tile, _, tap0, tap1, tap2, group = tile_place(tile, AXIS, NT, KERNEL, BK, CB, KG, CG)
+        first, seen = lines_of_tile(tap0, tap1, tap2, shape, extents, AXIS, CHAIN, GEOMETRY, BOX)
+        row = group * KG + k_tile
+        place = first_line(begin, seen)
+        for _ in range(begin, end):
+            box, q0, q1, q2 = pixel_of(place, first, AXIS, BOX, STEP)
+            n = stored_images(box, images, 0, PRODUCTS, BOX[0])
+            mbarrier.wait(empty.index(slot), round ^ 1)
+            mbarrier.expect(full.index(slot), BYTES)
+            tma.async_copy_global_to_shared(dy_box, [n, q0, q1, q2, row], full.index(slot), slots.index(slot))
+            slot, carry = wrapped(slot, 1, SLOTS)
+            round ^= carry
+            place = next_line(place, seen)
 
 
 @gluon.jit
-def copy_x(x_boxes, phase, slots, full, empty, run, column, shape, taps, AXIS: gl.constexpr, NT: gl.constexpr,
-           ADVANCE: gl.constexpr, D: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr, JUMP: gl.constexpr,
-           SLOTS: gl.constexpr, BYTES: gl.constexpr):
+def copy_x(x_boxes, slots, full, empty, table, shape, extents, images, PRODUCTS: gl.constexpr,
+           SEGMENTS: gl.constexpr, AXIS: gl.constexpr,
+           NT: gl.constexpr, CHAIN: gl.constexpr, ADVANCE: gl.constexpr, D: gl.constexpr, KERNEL: gl.constexpr,
+           GEOMETRY: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr, PHASES: gl.constexpr, JUMP: gl.constexpr,
+           BK: gl.constexpr, CB: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr, SLOTS: gl.constexpr,
+           BYTES: gl.constexpr):
     """The warp that copies x: NT lines at the start of a chain, then those that the taps meet for the first time."""
-    begin, end = run
-    shift0, shift1, shift2 = taps
-    place = first_line(begin, shape)
-    slot = begin * 0
-    round = begin * 0
-    fresh = begin * 0 + 1
-    for _ in range(begin, end):
-        n, q0, q1, q2 = pixel_of(place, AXIS, BOX, STEP)
-        for t in gl.static_range(NT):
-            if (t >= NT - ADVANCE) | (fresh != 0):
-                mbarrier.wait(empty.index(slot), round ^ 1)
-                mbarrier.expect(full.index(slot), BYTES)
-                i0 = q0 * JUMP[0] + shift0
-                i1 = q1 * JUMP[1] + shift1
-                i2 = q2 * JUMP[2] + shift2
-                if AXIS == 0:
-                    i0 += t * D
-                if AXIS == 1:
-                    i1 += t * D
-                if AXIS == 2:
-                    i2 += t * D
-                for p in gl.static_range(len(x_boxes)):
-                    if len(x_boxes) == 1:  # noqa: SIM114  decided by the compiler, the other one at run time
-                        tma.async_copy_global_to_shared(x_boxes[p], [n, i0, i1, i2, column], full.index(slot),
-                                                        slots.index(slot))
-                    elif phase == p:
-                        tma.async_copy_global_to_shared(x_boxes[p], [n, i0, i1, i2, column], full.index(slot),
-                                                        slots.index(slot))
-                slot, carry = wrapped(slot, 1, SLOTS)
-                round ^= carry
-        place = next_line(place, shape)
-        fresh = (place[0] == 0).to(gl.int32)
+    slot = gl.program_id(0) * 0
+    round = gl.program_id(0) * 0
+    for number in range(SEGMENTS):
+        tile, _, begin, end, _ = segment(table, number, SEGMENTS)
+        _, c_tile, tap0, tap1, tap2, group = tile_place(tile, AXIS, NT, KERNEL, BK, CB, KG, CG)
+        first, seen = lines_of_tile(tap0, tap1, tap2, shape, extents, AXIS, CHAIN, GEOMETRY, BOX)
+        column = group * CG + c_tile
+        # x at a phase of the strides: tap t of pixel q reads element q + shift of the phase's view of x
+        shift0 = view_shift(tap0 * GEOMETRY[1][0] - GEOMETRY[2][0], GEOMETRY[0][0] // JUMP[0])
+        shift1 = view_shift(tap1 * GEOMETRY[1][1] - GEOMETRY[2][1], GEOMETRY[0][1] // JUMP[1])
+        shift2 = view_shift(tap2 * GEOMETRY[1][2] - GEOMETRY[2][2], GEOMETRY[0][2] // JUMP[2])
+        phase = ((tap0 % PHASES[0]) * PHASES[1] + tap1 % PHASES[1]) * PHASES[2] + tap2 % PHASES[2]
+        place = first_line(begin, seen)
+        fresh = begin * 0 + 1
+        for _ in range(begin, end):
+            box, q0, q1, q2 = pixel_of(place, first, AXIS, BOX, STEP)
+            n = stored_images(box, images, 1, PRODUCTS, BOX[0])
+            for t in gl.static_range(NT):
+                if (t >= NT - ADVANCE) | (fresh != 0):
+                    mbarrier.wait(empty.index(slot), round ^ 1)
+                    mbarrier.expect(full.index(slot), BYTES)
+                    i0 = q0 * JUMP[0] + shift0
+                    i1 = q1 * JUMP[1] + shift1
+                    i2 = q2 * JUMP[2] + shift2
+                    if AXIS == 0:
+                        i0 += t * D
+                    if AXIS == 1:
+                        i1 += t * D
+                    if AXIS == 2:
+                        i2 += t * D
+                    for p in gl.static_range(len(x_boxes)):
+                        if len(x_boxes) == 1:  # noqa: SIM114  decided by the compiler, the other one at run time
+                            tma.async_copy_global_to_shared(x_boxes[p], [n, i0, i1, i2, column], full.index(slot),
+                                                            slots.index(slot))
+                        elif phase == p:
+                            tma.async_copy_global_to_shared(x_boxes[p], [n, i0, i1, i2, column], full.index(slot),
+                                                            slots.index(slot))
+                    slot, carry = wrapped(slot, 1, SLOTS)
+                    round ^= carry
+            place = next_line(place, seen)
+            fresh = (place[0] == 0).to(gl.int32)
 
 
 @gluon.jit
-def slot_after(slot, round, STEPS: gl.constexpr, SLOTS: gl.constexpr):
-    """The slot some steps on, and the round it is in."""
-    over = (slot + STEPS >= SLOTS).to(gl.int32)
-    return slot + STEPS - over * SLOTS, round ^ over
-
-
-@gluon.jit
-def multiply_lines(slots, barriers, run, length, sums, NT: gl.constexpr, ADVANCE: gl.constexpr, BP: gl.constexpr,
-                   BK: gl.constexpr, CB: gl.constexpr, YS: gl.constexpr, XS: gl.constexpr):
-    """Add the products of all lines of a run; a slot is given back when the next line's products are under way."""
+def multiply_lines(slots, barriers, run, length, state, sums, NT: gl.constexpr, ADVANCE: gl.constexpr,
+                   BP: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr, YS: gl.constexpr, XS: gl.constexpr):
+    """Add the products of all lines of a segment; a slot is given back when the next line's products are under way."""
     y_slots, x_slots = slots
     y_full, y_empty, x_full, x_empty = barriers
     begin, end = run
+    y_slot, y_round, x_slot, x_round = state  # of x: the first tap's
     at = begin % length
-    y_slot = begin * 0
-    y_round = begin * 0
+    # NOTE: values of their own: Triton takes a variable that starts as another one and becomes it for a constant
     y_before = begin * 0
-    x_slot = begin * 0  # of the first tap
-    x_round = begin * 0
     x_before = begin * 0
+    round_before = begin * 0
     back = begin * 0  # x lines of the line before that are not needed again
     for line in range(begin, end):
         mbarrier.wait(y_full.index(y_slot), y_round)
@@ -175,6 +145,7 @@ def multiply_lines(slots, barriers, run, length, sums, NT: gl.constexpr, ADVANCE
         y_slot, carry = wrapped(y_slot, 1, YS)
         y_round ^= carry
         x_before = x_slot
+        round_before = x_round
         at, last = wrapped(at, 1, length)
         back = gl.where(last != 0, NT, ADVANCE)
         over = (x_slot + back >= XS).to(gl.int32)
@@ -183,11 +154,19 @@ def multiply_lines(slots, barriers, run, length, sums, NT: gl.constexpr, ADVANCE
     sums = warpgroup_mma_wait(num_outstanding=0, deps=sums)
     if NT == 1:
         sums = (sums,)
-    return sums
+    # a run may end within a chain, whose last lines nobody needs then
+    mbarrier.arrive(y_empty.index(y_before), pred=begin < end)
+    for t in gl.static_range(NT):
+        slot, round = slot_after(x_before, x_round, t, XS)
+        mbarrier.arrive(x_empty.index(slot), pred=begin < end)
+    if begin < end:
+        x_slot, x_round = slot_after(x_before, round_before, NT, XS)
+    return sums, (y_slot, y_round, x_slot, x_round)
 
 
 @gluon.jit
-def masked_lines(slots, pointers, places, shape, extents, steps, tap, offset, zero, AXIS: gl.constexpr,
+def masked_lines(slots, pointers, places, first, shape, extents, steps, images, tap, offset, zero,
+                 PRODUCTS: gl.constexpr, AXIS: gl.constexpr,
                  BOX: gl.constexpr, STEP: gl.constexpr, GEOMETRY: gl.constexpr, BP: gl.constexpr, BK: gl.constexpr,
                  CB: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr, WARPS: gl.constexpr):
     """The sum of one tap again, with both operands masked: a zero of the padding may have met an infinite operand."""
@@ -206,28 +185,33 @@ def masked_lines(slots, pointers, places, shape, extents, steps, tap, offset, ze
     c = c_tile + gl.arange(0, CB, layout=gl.SliceLayout(0, x_layout))
     acc = zero
     for line in range(begin, end):
-        n, q0, q1, q2 = pixel_of(first_line(line, shape), AXIS, BOX, STEP)
+        box, q0, q1, q2 = pixel_of(first_line(line, shape), first, AXIS, BOX, STEP)
         for which in gl.static_range(2):
             index = y_index if which == 0 else x_index
-            at_n = n + index // (BOX[1] * BOX[2] * BOX[3])
+            in_box = index // (BOX[1] * BOX[2] * BOX[3])
+            at_n = stored_images(box, images, which, PRODUCTS, BOX[0]) + in_box
+            image = (box % images) * BOX[0] + in_box
             at_0 = q0 + (index // (BOX[2] * BOX[3])) % BOX[1]
             at_1 = q1 + (index // BOX[3]) % BOX[2]
             at_2 = q2 + index % BOX[3]
             i0 = at_0 * GEOMETRY[0][0] + tap0 * GEOMETRY[1][0] - GEOMETRY[2][0]
             i1 = at_1 * GEOMETRY[0][1] + tap1 * GEOMETRY[1][1] - GEOMETRY[2][1]
             i2 = at_2 * GEOMETRY[0][2] + tap2 * GEOMETRY[1][2] - GEOMETRY[2][2]
-            there = ((at_n < N) & (at_0 < Q0) & (at_1 < Q1) & (at_2 < Q2) & (i0 >= 0) & (i0 < X0) & (i1 >= 0)
+            there = ((image < N) & (at_0 < Q0) & (at_1 < Q1) & (at_2 < Q2) & (i0 >= 0) & (i0 < X0) & (i1 >= 0)
                      & (i1 < X1) & (i2 >= 0) & (i2 < X2))
             if which == 0:
                 row = (at_n.to(gl.int64) * y_n + at_0.to(gl.int64) * y_0 + at_1.to(gl.int64) * y_1
                        + at_2.to(gl.int64) * y_2)
                 value = gl.load(dy + row[:, None] + (dy_base + k)[None, :], mask=there[:, None] & (k < KG)[None, :],
                                 other=0.0)
+                # what is not finite is so in the first part: in products of other parts it would meet their zeros
+                value = gl.where((box >= images) & (value - value != 0.0), 0.0, value)
                 y_slots.index(0).reshape([BP, BK]).store(value)
             else:
                 row = (at_n.to(gl.int64) * x_n + i0.to(gl.int64) * x_0 + i1.to(gl.int64) * x_1 + i2.to(gl.int64) * x_2)
                 value = gl.load(x + row[:, None] + (x_base + c)[None, :], mask=there[:, None] & (c < CG)[None, :],
                                 other=0.0)
+                value = gl.where((box >= images) & (value - value != 0.0), 0.0, value)
                 x_slots.index(0).reshape([BP, CB]).store(value)
         fence_async_shared()
         gl.thread_barrier()
@@ -244,43 +228,84 @@ def any_nan(value):
 
 
 @gluon.jit
-def sum_and_store(slots, barriers, pointers, result, places, shape, extents, steps, first_tap, offset, result_steps,
-                  AXIS: gl.constexpr, NT: gl.constexpr, ADVANCE: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr,
-                  GEOMETRY: gl.constexpr, KERNEL: gl.constexpr, BP: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr,
-                  KG: gl.constexpr, CG: gl.constexpr, YS: gl.constexpr, XS: gl.constexpr,
-                  WARPS: gl.constexpr):
-    """The multiplying warps: all lines of the run, then the sums of each tap to the result."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, CB, 16])
-    zero = gl.full([BK, CB], 0.0, gl.float32, layout)
-    sums = multiply_lines(slots, barriers, places, shape[0], (zero,) * NT, NT, ADVANCE, BP, BK, CB, YS, XS)
-    k_tile, c_tile, _, _ = offset
+def store_tap(acc, result, tap, channels, result_steps, ADD: gl.constexpr, layout: gl.constexpr,
+              KERNEL: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr):
+    """The sums of one tap to their place; `result` is that of the part and group."""
+    tap0, tap1, tap2 = tap
+    k_tile, c_tile = channels
     r_k, r_c, r_0, r_1, r_2 = result_steps
     k = k_tile + gl.arange(0, BK, layout=gl.SliceLayout(1, layout))
     c = c_tile + gl.arange(0, CB, layout=gl.SliceLayout(0, layout))
     there = (k < KG)[:, None] & (c < CG)[None, :]
     where = (k.to(gl.int64) * r_k)[:, None] + (c.to(gl.int64) * r_c)[None, :]
-    tap0, tap1, tap2 = first_tap
-    for t in gl.static_range(NT):
-        acc = sums[t]
-        if any_nan(acc):
-            acc = masked_lines(slots, pointers, places, shape, extents, steps, (tap0, tap1, tap2), offset,
-                               gl.full([BK, CB], 0.0, gl.float32, layout), AXIS, BOX, STEP, GEOMETRY, BP, BK, CB, KG,
-                               CG, WARPS)
-        in_kernel = (tap0 < KERNEL[0]) & (tap1 < KERNEL[1]) & (tap2 < KERNEL[2])
-        gl.store(result + (tap0.to(gl.int64) * r_0 + tap1.to(gl.int64) * r_1 + tap2.to(gl.int64) * r_2) + where,
-                 acc.to(result.dtype.element_ty), mask=there & in_kernel)
-        if AXIS == 0:
-            tap0 += 1
-        if AXIS == 1:
-            tap1 += 1
-        if AXIS == 2:
-            tap2 += 1
+    in_kernel = (tap0 < KERNEL[0]) & (tap1 < KERNEL[1]) & (tap2 < KERNEL[2])
+    target = result + (tap0.to(gl.int64) * r_0 + tap1.to(gl.int64) * r_1 + tap2.to(gl.int64) * r_2) + where
+    if ADD:
+        acc += gl.load(target, mask=there & in_kernel, other=0.0).to(gl.float32)
+    gl.store(target, acc.to(result.dtype.element_ty), mask=there & in_kernel)
+
+
+@gluon.jit
+def next_tap(tap, AXIS: gl.constexpr):
+    tap0, tap1, tap2 = tap
+    if AXIS == 0:
+        tap0 += 1
+    if AXIS == 1:
+        tap1 += 1
+    if AXIS == 2:
+        tap2 += 1
+    return tap0, tap1, tap2
+
+
+@gluon.jit
+def sum_and_store(slots, barriers, pointers, result, table, shape, extents, steps, result_steps, images,
+                  PRODUCTS: gl.constexpr, ADD: gl.constexpr, SEGMENTS: gl.constexpr, AXIS: gl.constexpr,
+                  NT: gl.constexpr, CHAIN: gl.constexpr, ADVANCE: gl.constexpr, BOX: gl.constexpr,
+                  STEP: gl.constexpr, GEOMETRY: gl.constexpr, KERNEL: gl.constexpr, BP: gl.constexpr,
+                  BK: gl.constexpr, CB: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr, YS: gl.constexpr,
+                  XS: gl.constexpr, WARPS: gl.constexpr):
+    """The multiplying warps: the lines of each segment, then the sums of each tap to the result."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, CB, 16])
+    zero = gl.program_id(0) * 0
+    state = (zero, zero, zero, zero)
+    bad = zero
+    r_split, r_k, r_c, r_0, r_1, r_2 = result_steps
+    in_part = (r_k, r_c, r_0, r_1, r_2)
+    for number in range(SEGMENTS):
+        tile, part, begin, end, fill = segment(table, number, SEGMENTS)
+        k_tile, c_tile, tap0, tap1, tap2, group = tile_place(tile, AXIS, NT, KERNEL, BK, CB, KG, CG)
+        nothing = gl.full([BK, CB], 0.0, gl.float32, layout)
+        sums, state = multiply_lines(slots, barriers, (begin, end), shape[0], state, (nothing,) * NT, NT, ADVANCE, BP,
+                                     BK, CB, YS, XS)
+        at = result + part.to(gl.int64) * r_split + (group * KG).to(gl.int64) * r_k
+        tap = (gl.where(part < 0, KERNEL[0], tap0), tap1, tap2)  # a program with fewer segments stores nothing
+        for t in gl.static_range(NT):
+            bad |= any_nan(sums[t])
+            store_tap(sums[t], at, tap, (k_tile, c_tile), in_part, ADD, layout, KERNEL, BK, CB, KG, CG)
+            for rest in range(fill):  # a tile with fewer parts than others has zeros in the rest
+                store_tap(gl.full([BK, CB], 0.0, gl.float32, layout), at + (rest + 1).to(gl.int64) * r_split, tap,
+                          (k_tile, c_tile), in_part, ADD, layout, KERNEL, BK, CB, KG, CG)
+            tap = next_tap(tap, AXIS)
+    if bad != 0:  # a zero of the padding may have met Inf; all copies have come, so that slots are free for other data
+        for number in range(SEGMENTS):
+            tile, part, begin, end, fill = segment(table, number, SEGMENTS)
+            k_tile, c_tile, tap0, tap1, tap2, group = tile_place(tile, AXIS, NT, KERNEL, BK, CB, KG, CG)
+            first, seen = lines_of_tile(tap0, tap1, tap2, shape, extents, AXIS, CHAIN, GEOMETRY, BOX)
+            at = result + part.to(gl.int64) * r_split + (group * KG).to(gl.int64) * r_k
+            tap = (gl.where(part < 0, KERNEL[0], tap0), tap1, tap2)
+            for _tap in gl.static_range(NT):
+                acc = masked_lines(slots, pointers, (begin, end), first, seen, extents, steps, images, tap,
+                                   (k_tile, c_tile, group * KG, group * CG),
+                                   gl.full([BK, CB], 0.0, gl.float32, layout), PRODUCTS, AXIS, BOX, STEP, GEOMETRY, BP,
+                                   BK, CB, KG, CG, WARPS)
+                store_tap(acc, at, tap, (k_tile, c_tile), in_part, ADD, layout, KERNEL, BK, CB, KG, CG)
+                tap = next_tap(tap, AXIS)
 
 
 @gluon.jit
 def line_weight_kernel(
-        dy_box, x_box0, x_box1, x_box2, x_box3, dy, x, result,
-        N, Q0, Q1, Q2, X0, X1, X2, length, spread, boxes_0, boxes_1, boxes_2, lines, run,
+        dy_box, x_box0, x_box1, x_box2, x_box3, dy, x, result, table,
+        N, Q0, Q1, Q2, X0, X1, X2, length, spread, boxes_0, boxes_1, boxes_2, images,
         y_n, y_0, y_1, y_2, x_n, x_0, x_1, x_2, r_split, r_k, r_c, r_0, r_1, r_2,
         K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
         T0: gl.constexpr, T1: gl.constexpr, T2: gl.constexpr,
@@ -288,48 +313,19 @@ def line_weight_kernel(
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
         F0: gl.constexpr, F1: gl.constexpr, F2: gl.constexpr,  # views of x: phases that some tap reads
         J0: gl.constexpr, J1: gl.constexpr, J2: gl.constexpr,  # stride within a view
-        KG: gl.constexpr, CG: gl.constexpr, SPLITS: gl.constexpr,
+        KG: gl.constexpr, CG: gl.constexpr, PRODUCTS: gl.constexpr, ADD: gl.constexpr, SEGMENTS: gl.constexpr,
         AXIS: gl.constexpr, NT: gl.constexpr, CHAIN: gl.constexpr,
         PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr,
         YS: gl.constexpr, XS: gl.constexpr, WARPS: gl.constexpr):
     BP: gl.constexpr = PN * B0 * B1 * B2
     BOX: gl.constexpr = (PN, B0, B1, B2)
+    KERNEL: gl.constexpr = (K0, K1, K2)
+    GEOMETRY: gl.constexpr = ((T0, T1, T2), (D0, D1, D2), (P0, P1, P2), NT)
     D: gl.constexpr = D0 if AXIS == 0 else D1 if AXIS == 1 else D2
     T: gl.constexpr = T0 if AXIS == 0 else T1 if AXIS == 1 else T2
     STEP: gl.constexpr = D if CHAIN and T == 1 else 1
     ADVANCE: gl.constexpr = T if CHAIN else NT
     dtype: gl.constexpr = dy.dtype.element_ty
-
-    # which tile: programs of one run of lines next to each other, so that they find the same lines in the cache
-    C_TILES: gl.constexpr = (CG + CB - 1) // CB
-    K_TILES: gl.constexpr = (KG + BK - 1) // BK
-    G0: gl.constexpr = (K0 + NT - 1) // NT if AXIS == 0 else K0
-    G1: gl.constexpr = (K1 + NT - 1) // NT if AXIS == 1 else K1
-    G2: gl.constexpr = (K2 + NT - 1) // NT if AXIS == 2 else K2
-    pid = gl.program_id(0)
-    c_tile = (pid % C_TILES) * CB
-    pid = pid // C_TILES
-    k_tile = (pid % K_TILES) * BK
-    pid = pid // K_TILES
-    tap2 = (pid % G2) * (NT if AXIS == 2 else 1)
-    pid = pid // G2
-    tap1 = (pid % G1) * (NT if AXIS == 1 else 1)
-    pid = pid // G1
-    tap0 = (pid % G0) * (NT if AXIS == 0 else 1)
-    pid = pid // G0
-    split = pid % SPLITS
-    group = pid // SPLITS
-    begin = split * run
-    end = gl.minimum(begin + run, lines)
-
-    # x at a phase of the strides: tap t of pixel q reads element q + shift of the phase's view of x
-    reach0 = tap0 * D0 - P0
-    reach1 = tap1 * D1 - P1
-    reach2 = tap2 * D2 - P2
-    shift0 = view_shift(reach0, T0 // J0)
-    shift1 = view_shift(reach1, T1 // J1)
-    shift2 = view_shift(reach2, T2 // J2)
-    phase = ((tap0 % F0) * F1 + tap1 % F1) * F2 + tap2 % F2
     if F0 * F1 * F2 == 1:
         x_boxes = (x_box0,)
     elif F0 * F1 * F2 == 2:
@@ -354,16 +350,15 @@ def line_weight_kernel(
     slots = (y_slots, x_slots)
     barriers = (y_full, y_empty, x_full, x_empty)
     shape = (length, spread, boxes_0, boxes_1, boxes_2)
-    offset = (k_tile, c_tile, group * KG, group * CG)
-    result_at = result + split.to(gl.int64) * r_split + (group * KG).to(gl.int64) * r_k
-    GEOMETRY: gl.constexpr = ((T0, T1, T2), (D0, D1, D2), (P0, P1, P2))
+    extents = (N, Q0, Q1, Q2, X0, X1, X2)
     gl.warp_specialize(
-        [(sum_and_store, (slots, barriers, (dy, x), result_at, (begin, end), shape, (N, Q0, Q1, Q2, X0, X1, X2),
-                          (y_n, y_0, y_1, y_2, x_n, x_0, x_1, x_2), (tap0, tap1, tap2), offset,
-                          (r_k, r_c, r_0, r_1, r_2), AXIS, NT, ADVANCE, BOX, STEP, GEOMETRY, (K0, K1, K2), BP, BK, CB,
+        [(sum_and_store, (slots, barriers, (dy, x), result, table, shape, extents,
+                          (y_n, y_0, y_1, y_2, x_n, x_0, x_1, x_2), (r_split, r_k, r_c, r_0, r_1, r_2), images,
+                          PRODUCTS, ADD, SEGMENTS, AXIS, NT, CHAIN, ADVANCE, BOX, STEP, GEOMETRY, KERNEL, BP, BK, CB,
                           KG, CG, YS, XS, WARPS)),
-         (copy_dy, (dy_box, y_slots, y_full, y_empty, (begin, end), group * KG + k_tile, shape, AXIS, BOX, STEP, YS,
-                    BP * BK * 2)),
-         (copy_x, (x_boxes, phase, x_slots, x_full, x_empty, (begin, end), group * CG + c_tile, shape,
-                   (shift0, shift1, shift2), AXIS, NT, ADVANCE, D, BOX, STEP, (J0, J1, J2), XS, BP * CB * 2))],
+         (copy_dy, (dy_box, y_slots, y_full, y_empty, table, shape, extents, images, PRODUCTS, SEGMENTS, AXIS, NT,
+                    CHAIN, KERNEL, GEOMETRY, BOX, STEP, BK, CB, KG, CG, YS, BP * BK * 2)),
+         (copy_x, (x_boxes, x_slots, x_full, x_empty, table, shape, extents, images, PRODUCTS, SEGMENTS, AXIS, NT,
+                   CHAIN, ADVANCE, D, KERNEL, GEOMETRY, BOX, STEP, (F0, F1, F2), (J0, J1, J2), BK, CB, KG, CG, XS,
+                   BP * CB * 2))],
         [1, 1], [24, 24])

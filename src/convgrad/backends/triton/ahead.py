@@ -1,0 +1,113 @@
+"""Compiling ahead of time, in several processes: fills Triton's cache on disk and touches no GPU.
+
+A first call then loads its kernels instead of compiling them. Tuning and benchmarks compile all they need this way.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+from ...problem import Plan, Problem, Unsupported, axis_order
+from .launch import current
+from .numbers_on_device import TORCH_DTYPES
+from .plans import make_plan
+from .tuning import Choice
+
+LONGEST_WAIT = 3600.0  # seconds for one job
+Job = tuple[str, Choice | None]  # a problem's string, and the choice where it is not the plan's own
+
+
+class NoDriver:
+    """Stands for the GPU in a process that only compiles."""
+
+    def __init__(self, target: tuple[str, int, int]) -> None:
+        self.target = GPUTarget(*target)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+
+def empty_tensor(problem: Problem, name: str, dtype: str, device: str) -> Any:
+    """A new tensor for an operand or result, lying as the problem's layout says, as a view in canonical axis order."""
+    results = {"output", "input", "weight", "bias"}
+    shape = problem.shape_of_operand(name) if name == "grad_output" or name not in results else \
+        problem.conv.shape_of(name)
+    order: tuple[int, ...] = tuple(range(len(shape)))
+    if name != "bias":
+        layout = problem.weight_layout if name == "weight" else problem.layout
+        order = axis_order(layout, problem.conv.axes, weights=name == "weight")
+    lying = [0] * len(shape)
+    for place, extent in zip(order, shape):
+        lying[place] = extent
+    return torch.empty(lying, dtype=TORCH_DTYPES[dtype], device=device).permute(order)
+
+
+def plans_of(problem: Problem, choice: Choice | None) -> list[Plan]:
+    """The plans that a call of this problem runs: one, or one for each result that none computes together."""
+    if choice is not None or len(problem.results) == 1:
+        return [make_plan(problem, None, choice)]
+    try:
+        return [make_plan(problem, None)]
+    except Unsupported:
+        parts = list(problem.results)
+        if parts[-2:] == ["weight", "bias"] and len(parts) == 3:
+            parts[1:] = ["weight+bias"]
+        return [plan for part in parts for plan in plans_of(problem.with_(wrt=part), None)]
+
+
+def compile_job(job: Job) -> tuple[Job, float, str]:
+    """Compile the kernels of one job; returns it with the seconds that it took and the error, if any."""
+    start = time.perf_counter()
+    problem, error = Problem.parse(job[0]).with_(device="cuda"), ""
+    current.only_compile = True
+    try:
+        for plan in plans_of(problem, job[1]):
+            asked = plan.problem
+            plan.run(tuple(empty_tensor(asked, name, asked.dtype, "meta") for name in asked.operands),
+                     tuple(empty_tensor(asked, name, asked.out_dtype, "meta") for name in asked.results), None)
+    except Unsupported as refusal:
+        error = f"not supported: {refusal}"
+    except Exception as failure:  # the compiler's own errors are of many kinds; the caller reports them
+        error = f"{type(failure).__name__}: {failure}"
+    finally:
+        current.only_compile = False
+    return job, time.perf_counter() - start, error
+
+
+def _begin(target: tuple[str, int, int]) -> None:
+    driver.set_active(NoDriver(target))
+    torch.set_num_threads(1)
+
+
+def compile_ahead(jobs: Sequence[Job], workers: int, limit_seconds: float,
+                  done: Callable[[Job, float, str], None] = lambda job, seconds, error: None) -> int:
+    """Compile jobs in `workers` processes until all are done or the time is over; returns how many were done."""
+    if not jobs:
+        return 0
+    target = driver.active.get_current_target()
+    end = time.monotonic() + limit_seconds
+    finished = 0
+    start = ((target.backend, target.arch, target.warp_size),)
+    with multiprocessing.get_context("spawn").Pool(min(workers, len(jobs)), _begin, start) as pool:
+        results = pool.imap_unordered(compile_job, jobs)
+        while finished < len(jobs):
+            try:
+                done(*results.next(timeout=min(LONGEST_WAIT, max(0.01, end - time.monotonic()))))
+            except multiprocessing.TimeoutError:
+                break
+            finished += 1
+        pool.terminate()
+    return finished

@@ -1,0 +1,177 @@
+"""Recording what a plan launches, and launching it again: a later call costs a few microseconds of the host.
+
+A plan's runner is ordinary Python: it looks at strides, makes views and descriptors, asks Triton for compiled kernels.
+All that depends on the tensors' strides and alignment alone. So the first call with given strides is recorded: the
+launches, and where each pointer comes from (which operand, result or scratch memory, at which offset). A runner that
+does more than launch kernels on such memory is not replayed but run again.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .direct import Prepared, cuda
+from .launch import current
+
+Run = Callable[[tuple[Any, ...], tuple[Any, ...], Any], None]
+MOST_RECORDINGS = 64  # per plan; a plan rarely sees more than one set of strides
+
+
+class Recording:
+    """The launches of one call: addresses are given as (number of the tensor, offset in bytes)."""
+
+    def __init__(self, tensors: tuple[Any, ...]) -> None:
+        self.tensors = tensors  # while recording: operands, results, the caller's workspace, then scratch memory
+        self.scratch: list[int] = []  # bytes
+        self.constants: list[Any] = []
+        self.launches: list[Prepared] = []
+        self.cells: list[tuple[Any, int, int]] = []
+        self.maps: list[tuple[int, int, int]] = []
+        self.whole = True  # nothing happened that a replay would miss
+        self.last: list[int] | None = None
+        self.lock = threading.Lock()
+
+    def add(self, prepared: Prepared) -> None:
+        """Note a launch that was just made."""
+        for tensor, cell in prepared.pointers:
+            if not any(tensor is constant for constant in self.constants):
+                self.cells.append((cell, *self.place_of(tensor)))
+        for tensor, address in prepared.maps:
+            self.maps.append((address, *self.place_of(tensor)))
+        self.launches.append(prepared)
+        prepared.forget_tensors()
+
+    def place_of(self, view: Any) -> tuple[int, int]:
+        """Which tensor a view is of, and how many bytes after it begins."""
+        for number, tensor in enumerate(self.tensors):
+            if view is tensor:
+                return number, 0
+        begin = view.data_ptr()
+        found = [number for number, tensor in enumerate(self.tensors)
+                 if tensor.data_ptr() <= begin < tensor.data_ptr() + reach(tensor)]
+        if len(found) != 1:  # memory of another origin, or of tensors that lie between each other
+            self.whole = False
+            return 0, 0
+        return found[0], begin - self.tensors[found[0]].data_ptr()
+
+    def replay(self, pointers: list[int], device: int) -> None:
+        """Make the launches again for tensors that begin at `pointers`, on the current stream."""
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        # NOTE: memory of torch's allocator without the tensor around it: 3 microseconds less
+        held = [torch._C._cuda_cudaCachingAllocator_raw_alloc(size, stream) for size in self.scratch]
+        pointers += held
+        try:
+            with self.lock:  # the parameters' memory is shared by all threads
+                if pointers != self.last:
+                    self.last = None
+                    for cell, number, offset in self.cells:
+                        cell.value = pointers[number] + offset
+                    for address, number, offset in self.maps:
+                        replace_address(address, pointers[number] + offset)
+                    self.last = pointers
+                for prepared in self.launches:
+                    prepared.launch(stream)
+        finally:
+            for memory in held:  # free for what this stream does after these launches
+                torch._C._cuda_cudaCachingAllocator_raw_delete(memory)
+
+
+def replace_address(tensor_map: int, address: int) -> None:
+    if cuda().cuTensorMapReplaceAddress(tensor_map, address):
+        raise RuntimeError(f"the driver refused address {address:#x} for a tensor map")
+
+
+def reach(tensor: Any) -> int:
+    """Bytes from a tensor's first element to the end of its last."""
+    if tensor.numel() == 0:
+        return 0
+    steps = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride()))
+    return (int(steps) + 1) * int(tensor.element_size())
+
+
+class Watch(TorchDispatchMode):
+    """Sees every torch operation of a runner: views are part of the launches' addresses, anything else is not."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self.recording = recording
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not (func.is_view or func.overloadpacket in (torch.ops.aten.empty, torch.ops.aten.detach)):
+            self.recording.whole = False
+        return func(*args, **(kwargs or {}))
+
+
+def new_scratch(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
+    """Memory of the stream's allocator for partial sums, which a recording asks for again on each replay."""
+    memory = torch.empty(shape, dtype=dtype, device=like.device)
+    recording = getattr(current, "recording", None)
+    if recording is not None:
+        recording.scratch.append(math.prod(shape) * dtype.itemsize)
+        recording.tensors = (*recording.tensors, memory)
+    return memory
+
+
+def constant_tensor(made: dict[Any, Any], device: Any, make: Callable[[], Any]) -> Any:
+    """A tensor that is made once per device and stays where it is, such as a decoding table."""
+    recording = getattr(current, "recording", None)
+    found = made.get(device)
+    if found is None:
+        whole = recording.whole if recording is not None else True
+        found = made[device] = make()
+        if recording is not None:
+            recording.whole = whole  # what made it need not be done again
+    if recording is not None:
+        recording.constants.append(found)
+    return found
+
+
+def recorded(run: Run) -> Run:
+    """The runner, recorded for each set of strides and alignments on CUDA tensors."""
+    recordings: dict[Any, Recording | None] = {}
+
+    def record(key: Any, tensors: tuple[Any, ...], call: Callable[[], None]) -> None:
+        recording = Recording(tensors)
+        current.recording = recording
+        try:
+            with Watch(recording):
+                call()
+        finally:
+            current.recording = None
+        recording.tensors = ()
+        if len(recordings) >= MOST_RECORDINGS:
+            recordings.clear()
+        recordings[key] = recording if recording.whole else None
+
+    def run_on_tensors(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any = None) -> None:
+        device = results[0].get_device()
+        if device < 0 or not results[0].is_cuda:
+            run(operands, results, workspace)
+            return
+        if torch._C._cuda_getDevice() != device:
+            with torch.cuda.device(device):
+                run_on_tensors(operands, results, workspace)
+            return
+        tensors = (*operands, *results) if workspace is None else (*operands, *results, workspace)
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        together = 0
+        for pointer in pointers:
+            together |= pointer
+        key = (device, *[tensor.stride() for tensor in tensors])
+        if together & 15:  # some tensor is not aligned to 16 bytes: it matters which
+            key += tuple([pointer & 15 for pointer in pointers])
+        recording = recordings.get(key)
+        if recording is not None:
+            recording.replay(pointers, device)
+        elif key in recordings:
+            run(operands, results, workspace)
+        else:
+            record(key, tensors, lambda: run(operands, results, workspace))
+
+    return run_on_tensors

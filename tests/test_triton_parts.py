@@ -1,0 +1,105 @@
+"""float32 on 16-bit tensor cores: splitting into parts in the interpreter, sums of products of parts on a GPU."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from oracle import check_bound, check_nonfinite
+
+from convgrad import Problem
+from convgrad.plan import clear_plan_cache
+
+pytest.importorskip("triton")
+torch = pytest.importorskip("torch")
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+ON_GPU = not INTERPRETED and torch.cuda.is_available()
+needs_triton = pytest.mark.skipif(not INTERPRETED and not ON_GPU, reason="needs a GPU or TRITON_INTERPRET=1")
+needs_gpu = pytest.mark.skipif(not ON_GPU, reason="boxes and lines of parts run on a GPU only")
+
+GEOMETRIES = (
+    "n3 c16 k24 i5x6 w3x3 p1x1 NHWC OHWI",
+    "n5 c64 k32 i9x8 w3x3 s2x2 p1x1 NHWC OHWI",
+    "n3 c32 k64 i9x8 w3x3 p1x1 NCHW OIHW",
+    "n2 c16 k16 i4x5x6 w3x2x3 p1x0x1 NDHWC ODHWI",
+    "n9 c24 k16 i17 w3 d4 p8:0 NLC OLI",
+    "n2 c64 k64 i6x7 w3x3 p3x3 d3x2 g2 NHWC OHWI",
+    "n2 c16 k16 i70x20 w3x3 s2x1 p1x1 NHWC OHWI",
+)
+
+
+@needs_triton
+@pytest.mark.parametrize("part_count", [2, 3])
+def test_parts_hold_the_number(part_count: int) -> None:
+    from convgrad.backends.triton.part_plans import split_step
+
+    values = np.random.default_rng(1).standard_normal((3, 8, 5)).astype(np.float32)
+    values.reshape(-1)[:7] = (np.inf, -np.inf, np.nan, 3.4e38, -1e-45, 1e-40, 0.0)
+    device = "cpu" if INTERPRETED else "cuda"
+    stored = torch.empty(part_count * 4 * 5 * 8, dtype=torch.bfloat16, device=device)
+    split_step(part_count, 4, (1, 1, 5))(torch.from_numpy(values).to(device), stored)
+    parts = stored.float().cpu().numpy().astype(np.float64).reshape(part_count, 4, 5, 8).transpose(0, 1, 3, 2)
+    assert (parts[:, 3] == 0).all(), "images beyond the last are zeros"
+    first, rest = parts[0, :3], parts[1:, :3].sum(0)
+    finite = np.isfinite(values)
+    assert (np.isnan(first) == np.isnan(values)).all() and (first[np.isinf(values)] == values[np.isinf(values)]).all()
+    assert (rest[~finite] == 0).all() and ((first == 0) == (values == 0)).all()
+    error = np.abs(parts[:, :3].sum(0)[finite] - values[finite])
+    assert (error <= np.abs(values[finite]) * 2.0**(-16 if part_count == 2 else -24) + 2.0**-133).all()
+    # a block that begins before the first row and ends behind the last one has zeros there
+    block = torch.empty(part_count * 3 * 9 * 8, dtype=torch.bfloat16, device=device)
+    split_step(part_count, 3, (1, 1, 9), 2, -2)(torch.from_numpy(values).to(device), block)
+    rows = block.float().cpu().numpy().astype(np.float64).reshape(part_count, 3, 9, 8).transpose(0, 1, 3, 2)
+    assert np.array_equal(rows[..., 2:7], parts[:, :3], equal_nan=True) and not rows[..., [0, 1, 7, 8]].any()
+
+
+@needs_gpu
+@pytest.mark.parametrize("question", ["input_grad", "weight_grad"])
+@pytest.mark.parametrize("text", GEOMETRIES)
+@pytest.mark.parametrize("few_products", [False, True])
+def test_sums_of_products_of_parts(text: str, question: str, few_products: bool,
+                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    from convgrad.backends.triton import part_gather, part_plans
+    from convgrad.backends.triton.plans import make_plan
+
+    for module in (part_plans, part_gather):
+        monkeypatch.setattr(module, "POINTER_FLOPS", 1.0)  # so that small problems take this way
+    problem = Problem.parse(f"{question} f32 {text} cuda")
+    if few_products:  # allowed for long sums only; these numbers have 16 bits, so that nothing is left out
+        monkeypatch.setattr(part_plans, "LEFT_OUT", -1000)
+    plan = make_plan(problem, None)
+    assert plan.kernel.startswith("parts3" if few_products else "parts"), plan.kernel
+    plans = [plan, *(make_plan(problem, plan.workspace_bytes // part) for part in (2, 5))]
+    generator = torch.Generator(device="cuda").manual_seed(3)
+    operands: list[Any] = []
+    for name in problem.operands:
+        shape = problem.shape_of_operand(name)
+        stored = torch.randint(-99, 100, (shape[0], *shape[2:], shape[1]), device="cuda", generator=generator).float()
+        operands.append(stored.permute(0, -1, *range(1, len(shape) - 1)))
+    exact = make_plan(problem.with_(dtype="float64", out_dtype="float64", compute="f64"), None)
+    shape = problem.conv.shape_of(problem.wrt)
+    expected = torch.empty(shape, dtype=torch.float64, device="cuda")
+    exact.run(tuple(operand.double() for operand in operands), (expected,), None)
+    for chosen in plans:
+        result = torch.full(shape, float("nan"), device="cuda")
+        chosen.run(tuple(operands), (result,), None)
+        assert torch.equal(result.double(), expected), chosen.kernel
+
+
+@needs_gpu
+@pytest.mark.parametrize("question", ["input_grad", "weight_grad"])
+@pytest.mark.parametrize("text", GEOMETRIES[:4])
+def test_parts_keep_the_contract(text: str, question: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from convgrad.backends.triton import part_gather, part_plans
+
+    for module in (part_plans, part_gather):
+        monkeypatch.setattr(module, "POINTER_FLOPS", 1.0)
+    clear_plan_cache()
+    try:
+        check_bound(f"{question} f32 {text}", "triton")
+        check_nonfinite(f"{question} f32 {text}", "triton")
+    finally:
+        clear_plan_cache()
