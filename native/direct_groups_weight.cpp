@@ -22,7 +22,9 @@ CONVGRAD_INLINE __m512i read(const char* p, int64_t second) {
   return _mm512_permutex2var_epi16(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)p)), order,
                                    _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)(p + second))));
 }
-CONVGRAD_INLINE __m512 add(__m512 sum, __m512i dy, __m512i x) { return _mm512_dpbf16_ps(sum, (__m512bh)dy, (__m512bh)x); }
+CONVGRAD_INLINE __m512 add(__m512 sum, __m512i dy, __m512i x) {
+  return _mm512_dpbf16_ps(sum, (__m512bh)dy, (__m512bh)x);
+}
 #else
 constexpr int pixels_at_once = 1;
 template <bool Both>
@@ -88,7 +90,8 @@ struct GroupTiles {
   static int64_t chunks(const DirectUnits& units) { return units.group_from / tile_words; }
   static void prepare(const DirectUnits& units, Visit& v) {
     const bool shared = units.group_to < units.lanes;
-    for (int lane = 0; lane < 16; ++lane) v.first_word[lane] = shared ? int32_t(lane / units.group_to * units.group_to) : 0;
+    for (int64_t lane = 0; lane < 16; ++lane)
+      v.first_word[lane] = shared ? int32_t(lane / units.group_to * units.group_to) : 0;
   }
   static Tile tile(bool, int r, int s) {
     static constexpr Tile table[2][3] = {

@@ -61,7 +61,8 @@ struct WeightJob {
   const char *dy_next, *x_next;
   int64_t dy_channel = 0, x_channel = 0;  // bytes
 
-  explicit WeightJob(const DirectWeightGrad& j) : job(j), g(*j.geo), unit(j.units.unit()), bytes(size_of(j.units.dtype)) {
+  explicit WeightJob(const DirectWeightGrad& j)
+      : job(j), g(*j.geo), unit(j.units.unit()), bytes(size_of(j.units.dtype)) {
     v.pixels = j.pixels;
     v.dy_row = j.dy_stride[axis_h];
     v.dy_pixel = j.dy_stride[axis_w];
