@@ -51,7 +51,7 @@ SEEN_RIGHT: dict[tuple[int, int, int], tuple[tuple[int, ...], tuple[int, ...]]] 
     (256, 128, 64): ((1,), ()),
 }
 # Programs that share all lines evenly are at different lines at a time: only where the cache holds both operands.
-CACHED_BYTES = 100e6
+CACHED_BYTES = 60e6
 # What the cost model counts with, in operations, bytes and seconds, fitted to layers measured on an H200: rates of the
 # products by the columns of a tile, and of copies from the cache by the channels of a pixel that are copied together.
 PRODUCTS = {16: 335e12, 32: 560e12, 64: 790e12, 128: 930e12, 256: 930e12}
@@ -258,15 +258,15 @@ def settled(geo: Geometry, tile: LineTile) -> LineTile:
 
 
 def worth_measuring(problem: Problem, geo: Geometry, count: int = 6) -> list[LineTile]:
-    """The best tiles of different kinds: chains on each axis, several taps without chains, single taps."""
+    """The best tiles of different kinds: chains, several taps without chains, single taps, of different sizes."""
     fold = folded_axes(problem, geo)
     seen = folded(geo, fold)
     if not lines_fit(problem, seen):
         return []
     found: list[LineTile] = []
-    kinds: set[tuple[int, bool, int, bool]] = set()
+    kinds: set[tuple[bool, bool, int, bool]] = set()
     for tile in sorted(all_lines(seen, None), key=lambda tile: tile.seconds):
-        kind = (tile.axis if tile.NT > 1 else 3, tile.chain, tile.BK * tile.CB, tile.programs > 0)
+        kind = (tile.NT > 1, tile.chain, tile.BK * tile.CB, tile.programs > 0)
         if kind not in kinds and not (fold and tile.splits == 1):
             kinds.add(kind)
             found.append(tile)

@@ -14,6 +14,7 @@ from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
 from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import STORED_8BIT, arithmetic, on_tensors, operand_bytes, scratch, table_for
+from .part_sums import add_parts_kernel
 from .tiles import (
     MULTIPROCESSORS,
     WORKSPACE_FLOOR,
@@ -181,7 +182,7 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
         tile = plain = replace(plain, SPLITS=splits)
         note = f"tile: {lines.tile}; where tensors are not aligned to 16 bytes: {tile}"
         name = f"lines_{name.split('_')[1]}_{lines.tile.BK}x{lines.tile.NT}x{lines.tile.CB}_split{splits}"
-    add = Step(reduce_kernel, lambda partial, result: reduce_launch(geo, splits, result))
+    add = added_parts(geo, splits)
     shape = (splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
     partial_bytes = (8 if problem.dtype == "float64" else 4) * math.prod(shape) if splits > 1 else 0
 
@@ -202,7 +203,7 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
 def part_weight_plan(problem: Problem, geo: Geometry, parts: part_plans.PartPlan) -> Plan:
     """The weight gradient of float32 operands split into parts of 16 bits."""
     splits = parts.tile.splits
-    sums = parts.runner(Step(reduce_kernel, lambda partial, result: reduce_launch(geo, splits, result)))
+    sums = parts.runner(added_parts(geo, splits))
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
         sums(operands[0], operands[1], results[0], workspace)
@@ -214,6 +215,7 @@ def part_weight_plan(problem: Problem, geo: Geometry, parts: part_plans.PartPlan
                 (f"{note}; tile: {parts.tile}",))
 
 
+FEW_PARTS = 8  # that one program of the adding kernel loads at once
 LINE_ENDS = ("LC", "WC")  # layouts whose last spatial axis and channels make one line
 
 
@@ -257,13 +259,24 @@ def weight_launch(geo: Geometry, tile: WeightTile, numbers: dict[str, Any], dy: 
     return Launch((programs,), scalars, constants, tile.warps, stages)
 
 
-def reduce_launch(geo: Geometry, splits: int, result: Any) -> Launch:
-    """The launch that adds `splits` partial weight gradients in order."""
-    ro, ri, *r = strides_of(result)
+def added_parts(geo: Geometry, splits: int) -> Step:
+    """The launch that adds `splits` partial weight gradients in order: step(partial, result)."""
     size = geo.groups * geo.group_out * geo.group_in * geo.taps
-    slabs, be = reduce_tile(size, splits)
-    return Launch((-(-size // be),), (size, splits, geo.group_in, *geo.kernel, ro, ri, *r),
-                  {"BS": slabs, "BE": be}, 4, 1)
+
+    def launch(partial: Any, result: Any) -> Launch:
+        ro, ri, *r = strides_of(result)
+        if size >= 2**31 - 2**12:
+            slabs, be = reduce_tile(size, splits)
+            return Launch((-(-size // be),), (size, splits, geo.group_in, *geo.kernel, ro, ri, *r),
+                          {"BS": slabs, "BE": be}, 4, 1)
+        slabs, be = reduce_tile(size, splits)
+        few = splits if splits <= FEW_PARTS else 0
+        be = 1024 if few and size >= 2 * 1024 * MULTIPROCESSORS else be
+        return Launch((-(-size // be),), (size, splits, ro, ri, *r),
+                      {"INNER": geo.group_in, **{f"A{axis}": geo.kernel[axis] for axis in range(3)}, "FEW": few,
+                       "BS": slabs, "BE": be}, 4, 1)
+
+    return Step(reduce_kernel if size >= 2**31 - 2**12 else add_parts_kernel, launch)
 
 
 def bias_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Plan:
