@@ -20,7 +20,7 @@ from .slide import (
     window_low,
     window_width,
 )
-from .slide_taps import held_taps, store_sums
+from .slide_taps import get_row, held_taps, put_row, row_table, store_sums
 
 
 @gluon.jit
@@ -90,7 +90,7 @@ def slide_weight_kernel(
         K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
         T1: gl.constexpr, T2: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr, BIAS: gl.constexpr,
-        LINES: gl.constexpr,
+        LINES: gl.constexpr, SHARED: gl.constexpr,
         U: gl.constexpr, V: gl.constexpr, UNROLL: gl.constexpr, AHEAD: gl.constexpr, S: gl.constexpr,
         BC: gl.constexpr, WARPS: gl.constexpr):
     """dw of LINES lines of taps over a run of tiles: a row of x meets the rows of dy that reach it, kept in registers.
@@ -118,6 +118,8 @@ def slide_weight_kernel(
     zero = gl.full([S, BC], 0.0, gl.float32, LAYOUT)
     acc = (zero,) * (LINES * K2)
     bias = zero
+    if SHARED:
+        table = row_table(REACH, U, S, BC)
     for tile in range(begin, end):
         n, plane, segment, residue, strip = place_of(tile, strips, segments, Q0, D1, S, LAYOUT)
         i_0 = plane + (k0 * D0 - P0)
@@ -131,10 +133,14 @@ def slide_weight_kernel(
         x_at = x + (n.to(gl.int64) * x_n + i_0.to(gl.int64) * x_0 + i.to(gl.int64) * x_1
                     + (strip * (U * T2) - P2) * XS2) + c
         ring = ()  # rows of dy, the oldest first
+        newest = tile * 0 + (REACH - 1)  # SHARED: where the next row goes
         for m in gl.static_range(REACH - 1):
             row = as_sums(load_row(y_at - (REACH - 1 - m) * D1 * y_1, strip * U,
                                    y_there & below(o - (REACH - 1 - m) * D1, Q1), Q2, Y2, U), U)
-            ring = ring + row
+            if SHARED:
+                put_row(table, m, row, U)
+            else:
+                ring = ring + row
             if BIAS:
                 for u in gl.static_range(U):
                     bias += gl.where(segment == 0, row[u], 0.0)
@@ -166,14 +172,26 @@ def slide_weight_kernel(
                 if BIAS:
                     for u in gl.static_range(U):
                         bias += row[u]
-                ring = ring + row
+                if SHARED:
+                    put_row(table, newest, row, U)
+                else:
+                    ring = ring + row
                 for t in gl.static_range(T1):
                     window = as_sums(current[U + t * WIDTH:U + t * WIDTH + WIDTH], WIDTH)
                     for age in gl.static_range(REACH):  # a row of dy that came `age` steps ago meets tap t + age*stride
                         if t + age * T1 < LINES:
-                            acc = weigh_line_of(acc, window, ring[(REACH - 1 - age) * U:(REACH - age) * U],
-                                                (t + age * T1) * K2, U, T2, D2, K2)
-                ring = ring[U:]
+                            if age == 0:
+                                old = row
+                            elif SHARED:
+                                place = gl.where(newest >= age, newest - age, newest - age + REACH)
+                                old = get_row(table, place, U, LAYOUT)
+                            else:
+                                old = ring[(REACH - 1 - age) * U:(REACH - age) * U]
+                            acc = weigh_line_of(acc, window, old, (t + age * T1) * K2, U, T2, D2, K2)
+                if SHARED:
+                    newest = gl.where(newest == REACH - 1, 0, newest + 1)
+                else:
+                    ring = ring[U:]
 
     c_out = c_tile + gl.arange(0, BC, layout=gl.SliceLayout(0, LAYOUT))
     out = partial + split.to(gl.int64) * ((K0 * K1 * K2 + BIAS) * C) + (k0 * K1 + group * LINES) * (K2 * C)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from .geometry import Geometry, turned
-from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR
+from .launch import power_of_two
+from .tiles import MULTIPROCESSORS, SHARED_BYTES, WORKSPACE_FLOOR
 
 REGISTERS = 65536  # of a multiprocessor
 MOST_REGISTERS = 236  # of a thread, by the model's count; the compiler needs some more
@@ -33,6 +34,7 @@ class Strip:
     splits: int = 1  # weight gradient: runs of tiles
     warps: int = 4
     LINES: int = 0  # weight gradient: lines of taps a program sums; 0: all
+    SHARED: bool = False  # weight gradient: rows of dy wait in shared memory instead of registers
     turn: bool = False  # the last axis is the one along which strips slide
 
     @property
@@ -90,10 +92,12 @@ def work(kind: str, geo: Geometry, strip: Strip) -> Work:
         lines = strip.LINES or k1
         reach = -(-lines // t1)
         width = (u - 1) * t2 + (k2 - 1) * d2 + 1
-        registers = (reach - 1) * u * v + lines * k2 * v + (u + width) * v + (u + t1 * width) * packed + 40
+        registers = (0 if strip.SHARED else (reach - 1) * u * v) + lines * k2 * v + (u + width) * v + (u + t1 * width) * packed + 40
         steps = -(-geo.y[1] // d1) + (reach - 1 if d1 > 1 else 0)
         loads = u + t1 * width
         moved = (reach - 1) * u * v if reach > strip.UNROLL else 0
+        if strip.SHARED:  # loads from shared memory, and barriers around the stores
+            moved = (reach - 1) * u + 12 * u
         per_step = lines * k2 * u * v + loads * 2.5 + (u + t1 * width) * convert + moved + 16
         before = 80 + (reach - 1) * u * (3 + v)
         strips = geo.batch * geo.y[0] * k0 * -(-k1 // lines) * d1 * -(-geo.y[2] // u)
@@ -117,6 +121,20 @@ def work(kind: str, geo: Geometry, strip: Strip) -> Work:
                 2.0 * loaded * (strip.AHEAD - 0.5 + strip.UNROLL / 2))
 
 
+def shared_bytes(kind: str, geo: Geometry, strip: Strip) -> int:
+    """Shared memory of a program: taps, rows that wait, sums on their way out."""
+    lines = strip.LINES or geo.kernel[1]
+    table = 4 * 32 * strip.warps * strip.V * power_of_two(max(16, lines * geo.kernel[2]))
+    rows = 4 * 32 * strip.warps * strip.V * strip.U * -(-lines // geo.stride[1]) if strip.SHARED else 0
+    return 4 * strip.BC * power_of_two(max(16, geo.taps)) if kind == "input" else max(table, rows)
+
+
+def resident(kind: str, geo: Geometry, strip: Strip, registers: int) -> int:
+    """Programs of a multiprocessor at the same time."""
+    return max(1, min(REGISTERS // (min(255, registers + 12) * 32 * strip.warps),
+                      SHARED_BYTES // (shared_bytes(kind, geo, strip) + 1024), 32))
+
+
 def estimate(kind: str, geo: Geometry, strip: Strip) -> float:
     """Milliseconds, roughly: the longer of issuing all instructions and moving all bytes, in waves of programs."""
     done = work(kind, geo, strip)
@@ -126,7 +144,7 @@ def estimate(kind: str, geo: Geometry, strip: Strip) -> float:
     reach = -(-geo.kernel[1] // geo.stride[1]) - 1
     extra = reach if kind == "input" and strip.segments > 1 else 0
     tiles = -(-done.strips * strip.segments // strip.S) * channel_tiles
-    at_once = MULTIPROCESSORS * max(1, REGISTERS // (min(255, done.registers + 12) * 32 * strip.warps))
+    at_once = MULTIPROCESSORS * resident(kind, geo, strip, done.registers)
     groups = geo.kernel[0] * (-(-geo.kernel[1] // strip.LINES) if strip.LINES else 1)
     programs = tiles if kind == "input" else min(tiles, strip.splits * channel_tiles * groups)
     tiles_each = -(-tiles // programs)
@@ -188,7 +206,14 @@ def worth_trying(kind: str, geo: Geometry) -> Iterator[Strip]:
                         further = replace(strip, AHEAD=2)
                         if work(kind, geo, further).registers <= 170:
                             yield further
-                    elif kind == "input" and geo.kernel[0] > 1:
+                    waiting = replace(strip, SHARED=True)
+                    if kind == "weight" and unroll == 1 and reach > 3 and u > 1 and (
+                            work(kind, geo, waiting).registers <= MOST_REGISTERS
+                            and shared_bytes(kind, geo, waiting) <= SHARED_BYTES // 2):
+                        yield waiting
+                    if work(kind, geo, strip).registers <= MOST_REGISTERS:
+                        continue
+                    if kind == "input" and geo.kernel[0] > 1:
                         strip = replace(strip, HELD=False)
                         if work(kind, geo, strip).registers <= MOST_REGISTERS:
                             yield strip
@@ -205,7 +230,7 @@ def in_runs(kind: str, geo: Geometry, strip: Strip, max_workspace: int | None, b
     oriented = turned(geo) if strip.turn else geo
     done = work(kind, oriented, strip)
     channels = -(-geo.groups // strip.BC)
-    at_once = MULTIPROCESSORS * max(1, REGISTERS // (min(255, done.registers + 12) * 32 * strip.warps))
+    at_once = MULTIPROCESSORS * resident(kind, oriented, strip, done.registers)
     size = 4 * geo.groups * (geo.taps + bias)
     limit = max(WORKSPACE_FLOOR, 2 * size)
     limit = limit if max_workspace is None else min(max_workspace, limit)
