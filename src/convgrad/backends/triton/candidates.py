@@ -87,12 +87,15 @@ def gather(problem: Problem, geo: Geometry) -> Iterator[Choice]:
 def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     size = operand_bytes(problem)
     plain = choose_weight(geo, size, None, problem.layout.endswith(LINE_ENDS))
-    for window in window_plans.worth_measuring(problem, geo):
+    for window in window_plans.worth_measuring(problem, geo) if window_plans.CHOSEN else []:
         yield choice_of("windows", window)
     yield from wide_plans.worth_measuring(problem, geo)
-    for tile in line_plans.worth_measuring(problem, geo):
+    lines = line_plans.worth_measuring(problem, geo)
+    for tile in lines:
         yield choice_of("lines", tile)
     yield choice_of("weight", plain)
+    if lines and min(geo.group_in, geo.group_out) >= 64:
+        return  # lines were never slower there
     for times, pixels, stages, warps in ((1, 64, 2, 8), (1, 64, 1, 4), (2, 32, 2, 8), (2, 64, 2, 8), (1, 64, 3, 4),
                                          (2, 32, 1, 4), (4, 32, 2, 8), (1, 32, 2, 8)):
         columns = plain.TS * times
