@@ -89,9 +89,9 @@ def input_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
         yalign, (yn, y0, y1) = aligned_strides((yn, y0, y1))
         ralign, (rn, r0, r1) = aligned_strides((rn, r0, r1))
         constants = {**geo.constants(), "YALIGN": yalign, "RALIGN": ralign, "C": geo.groups, "Q2": geo.y[2],
-                     "X2": geo.x[2], "Y2": y2, "R2": r2, "W2": w2, "HELD": strip.HELD, "FLUSH": flush, "U": strip.U,
-                     "V": strip.V, "UNROLL": strip.UNROLL, "AHEAD": strip.AHEAD, "S": strip.S, "BC": strip.BC,
-                     "WARPS": strip.warps}
+                     "X2": geo.x[2], "Y2": y2, "R2": r2, "W2": w2, "HELD": strip.HELD, "SHARED": strip.SHARED,
+                     "FLUSH": flush, "U": strip.U, "V": strip.V, "UNROLL": strip.UNROLL, "AHEAD": strip.AHEAD,
+                     "S": strip.S, "BC": strip.BC, "WARPS": strip.warps}
         del constants["T0"]
         scalars = (geo.batch, geo.y[0], geo.y[1], geo.x[0], geo.x[1], strips, segments, steps, start, turns,
                    channel_tiles, yn, y0, y1, rn, r0, r1, wc, w0, w1)
@@ -190,7 +190,7 @@ def both_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
         ralign, (rn, r1) = aligned_strides((rn, r1))
         constants = {name: value for name, value in geo.constants().items() if not name.endswith("0")} | {
             "YALIGN": yalign, "XALIGN": xalign, "RALIGN": ralign, "C": geo.groups, "Q2": geo.y[2], "X2": geo.x[2],
-            "Y2": y2, "XS2": x2, "R2": r2, "W2": w2, "BIAS": bias, "U": strip.U, "V": strip.V,
+            "Y2": y2, "XS2": x2, "R2": r2, "W2": w2, "BIAS": bias, "SHARED": strip.SHARED, "U": strip.U, "V": strip.V,
             "UNROLL": strip.UNROLL, "AHEAD": strip.AHEAD, "S": strip.S, "BC": strip.BC, "WARPS": strip.warps}
         scalars = (geo.batch, geo.y[1], geo.x[1], strips, segments, steps, turns, tiles, run_length, channel_tiles,
                    yn, y1, xn, x1, rn, r1, wc, w1)

@@ -17,6 +17,7 @@ BYTES_PER_MS = 3.8e9
 LATENCY = 0.9e-3  # milliseconds from a load to its value when the memory is busy
 LAUNCH = 0.004  # milliseconds of a kernel that does nothing
 MOST_STRIP = 16  # columns
+SHARED = 0  # what plans put through shared memory unless tuning says otherwise: see Strip.SHARED
 LONGEST_BODY = 1600  # products in the body of a loop: longer ones take long to compile
 
 
@@ -34,7 +35,7 @@ class Strip:
     splits: int = 1  # weight gradient: runs of tiles
     warps: int = 4
     LINES: int = 0  # weight gradient: lines of taps a program sums; 0: all
-    SHARED: bool = False  # weight gradient: rows of dy wait in shared memory instead of registers
+    SHARED: int = 0  # what goes through shared memory: 1 taps and sums, 2 also rows of dy that wait (weight gradient)
     turn: bool = False  # the last axis is the one along which strips slide
 
     @property
@@ -85,18 +86,19 @@ def work(kind: str, geo: Geometry, strip: Strip) -> Work:
         products = k0 * k1 * k2 * u * v / t2
         moved = (ring - t1) * u * v / strip.UNROLL if ring > strip.UNROLL else 0
         per_step = products + loads * 2.5 + k0 * width * convert + t1 * u * (1.5 + v / 2) + moved + 12
-        before = 500 + 4 * k0 * k1 * k2
+        before = 500 + (4 if strip.SHARED else 30 * v) * k0 * k1 * k2  # taps read one by one are a sector each
         strips = geo.batch * geo.x[0] * d1 * -(-geo.x[2] // u)
         loaded = k0 * width * v
     elif kind == "weight":
         lines = strip.LINES or k1
         reach = -(-lines // t1)
         width = (u - 1) * t2 + (k2 - 1) * d2 + 1
-        registers = (0 if strip.SHARED else (reach - 1) * u * v) + lines * k2 * v + (u + width) * v + (u + t1 * width) * packed + 40
+        ring = 0 if strip.SHARED == 2 else (reach - 1) * u * v
+        registers = ring + lines * k2 * v + (u + width) * v + (u + t1 * width) * packed + 40
         steps = -(-geo.y[1] // d1) + (reach - 1 if d1 > 1 else 0)
         loads = u + t1 * width
         moved = (reach - 1) * u * v if reach > strip.UNROLL else 0
-        if strip.SHARED:  # loads from shared memory, and barriers around the stores
+        if strip.SHARED == 2:  # loads from shared memory, and barriers around the stores
             moved = (reach - 1) * u + 12 * u
         per_step = lines * k2 * u * v + loads * 2.5 + (u + t1 * width) * convert + moved + 16
         before = 80 + (reach - 1) * u * (3 + v)
@@ -125,7 +127,9 @@ def shared_bytes(kind: str, geo: Geometry, strip: Strip) -> int:
     """Shared memory of a program: taps, rows that wait, sums on their way out."""
     lines = strip.LINES or geo.kernel[1]
     table = 4 * 32 * strip.warps * strip.V * power_of_two(max(16, lines * geo.kernel[2]))
-    rows = 4 * 32 * strip.warps * strip.V * strip.U * -(-lines // geo.stride[1]) if strip.SHARED else 0
+    rows = 4 * 32 * strip.warps * strip.V * strip.U * -(-lines // geo.stride[1]) if strip.SHARED == 2 else 0
+    if strip.SHARED == 0:
+        return 0
     return 4 * strip.BC * power_of_two(max(16, geo.taps)) if kind == "input" else max(table, rows)
 
 
@@ -149,7 +153,8 @@ def estimate(kind: str, geo: Geometry, strip: Strip) -> float:
     programs = tiles if kind == "input" else min(tiles, strip.splits * channel_tiles * groups)
     tiles_each = -(-tiles // programs)
     waves = -(-programs // at_once)
-    cycles = tiles_each * ((steps + extra) * done.per_step + done.before) + (0 if kind == "input" else geo.taps * 80)
+    after = 0 if kind == "input" else 2000 if strip.SHARED else geo.taps * 200  # adding up the strips
+    cycles = tiles_each * ((steps + extra) * done.per_step + done.before) + after
     warps = min(programs, at_once) / MULTIPROCESSORS * strip.warps / 4  # of a scheduler
     waiting = LATENCY * CLOCK * (2 * tiles_each + 1)  # for the first rows of every tile
     issue = 1.15 * waves * max(cycles * max(1.0, warps), cycles + waiting) / CLOCK
@@ -173,8 +178,8 @@ def channel_tiles(channels: int) -> Iterator[int]:
             yield width
 
 
-def worth_trying(kind: str, geo: Geometry) -> Iterator[Strip]:
-    """Strips whose registers fit."""
+def worth_trying(kind: str, geo: Geometry, shared: int) -> Iterator[Strip]:
+    """Strips whose registers fit; `shared` is the most that may go through shared memory."""
     turn = slides_along_last(geo)
     if turn:
         geo = turned(geo)
@@ -200,14 +205,14 @@ def worth_trying(kind: str, geo: Geometry) -> Iterator[Strip]:
                         continue
                     if unroll > 1 and (unroll > rows // 2 or unroll * taps * u * v > LONGEST_BODY):
                         continue
-                    strip = Strip(u, v, bc, 1, unroll, turn=turn)
+                    strip = Strip(u, v, bc, 1, unroll, SHARED=min(shared, 1), turn=turn)
                     if work(kind, geo, strip).registers <= MOST_REGISTERS:
                         yield strip
                         further = replace(strip, AHEAD=2)
                         if work(kind, geo, further).registers <= 170:
                             yield further
-                    waiting = replace(strip, SHARED=True)
-                    if kind == "weight" and unroll == 1 and reach > 3 and u > 1 and (
+                    waiting = replace(strip, SHARED=2)
+                    if shared == 2 and kind == "weight" and unroll == 1 and reach > 3 and u > 1 and (
                             work(kind, geo, waiting).registers <= MOST_REGISTERS
                             and shared_bytes(kind, geo, waiting) <= SHARED_BYTES // 2):
                         yield waiting
@@ -246,16 +251,19 @@ def in_runs(kind: str, geo: Geometry, strip: Strip, max_workspace: int | None, b
             yield replace(strip, segments=segments, splits=runs)
 
 
-def choose_strip(kind: str, geo: Geometry, max_workspace: int | None = None, bias: bool = False) -> Strip | None:
+def choose_strip(kind: str, geo: Geometry, max_workspace: int | None = None, bias: bool = False,
+                 shared: int = SHARED) -> Strip | None:
     """The strip that the model thinks fastest, or None where none fits."""
-    found = ranked(kind, geo, max_workspace, bias)
+    found = ranked(kind, geo, max_workspace, bias, shared)
     return found[0] if found else None
 
 
-def ranked(kind: str, geo: Geometry, max_workspace: int | None = None, bias: bool = False) -> list[Strip]:
+def ranked(kind: str, geo: Geometry, max_workspace: int | None = None, bias: bool = False,
+           shared: int = SHARED) -> list[Strip]:
     """All strips worth trying, the model's favourite first."""
     oriented = turned(geo) if slides_along_last(geo) else geo
-    options = [runs for strip in worth_trying(kind, geo) for runs in in_runs(kind, geo, strip, max_workspace, bias)]
+    options = [runs for strip in worth_trying(kind, geo, shared)
+               for runs in in_runs(kind, geo, strip, max_workspace, bias)]
     return sorted(options, key=lambda strip: estimate(kind, oriented, strip))
 
 
