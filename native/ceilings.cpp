@@ -177,8 +177,8 @@ Ceilings measure_ceilings(int threads) {
   const int vector_level = std::min(level, 2);
   found.f32_flops = rate_of(loops[vector_level], threads);
   found.f32_instructions = names[vector_level];
-  found.bf16_flops = level >= 3 ? rate_of(level >= 4 ? dot_amx_bf16 : dot_avx512_bf16, threads) : 0;
-  found.bf16_instructions = level >= 4 ? "AMX-BF16" : level >= 3 ? "AVX512-BF16" : "none";
+  found.bf16_flops = level == 4 ? rate_of(dot_amx_bf16, threads) : level == 3 ? rate_of(dot_avx512_bf16, threads) : 0;
+  found.bf16_instructions = level == 4 ? "AMX-BF16" : level == 3 ? "AVX512-BF16" : "none";
 #else
   found.f32_flops = rate_of(fma_generic, threads);
   found.f32_instructions = "compiled loop";

@@ -4,29 +4,46 @@
 #include <memory>
 
 #include "dense_correlate.h"
+#include "dense_paired.h"
 #include "dense_weight.h"
 
 namespace convgrad {
 namespace {
 
 constexpr double cycles_per_second = 3.6e9;  // Zen 4, where the cost model was measured
+constexpr double parts_gain = 0.5;         // an f32 FMA is twice as fast on processors with AMX as the model says
 constexpr double small_cycles = 60e3;      // below this a second thread costs more than it brings
 
-enum class Element { f32, f64, bf16 };
+enum class Element { f32, f64, bf16, parts };
 
-// bf16 operands are packed as bf16 where a bf16 kernel exists and no bit is lost by it.
+// How an operand is packed: bf16 operands as bf16 where a bf16 kernel exists and no bit is lost by it, wider ones in two
+// or three bf16 parts where that is faster than f32.
 Element packed_element(const Problem& problem) {
   if (problem.dtype == Dtype::f64) return Element::f64;
   const bool narrow = problem.dtype == Dtype::bf16 || problem.dtype == Dtype::e4m3 || problem.dtype == Dtype::e5m2 ||
                       problem.dtype == Dtype::hif8 || problem.compute == Compute::bf16;
-  return narrow && problem.isa->gemm->bf16 ? Element::bf16 : Element::f32;
+  if (narrow) return problem.isa->gemm->bf16 ? Element::bf16 : Element::f32;
+  return problem.isa->gemm->bf16x3 ? Element::parts : Element::f32;
 }
 
 const Gemm* kernel_of(const Problem& problem, Element element) {
-  return element == Element::f64    ? problem.isa->gemm->f64
-         : element == Element::bf16 ? problem.isa->gemm->bf16
-                                    : problem.isa->gemm->f32;
+  const GemmKernels& kernels = *problem.isa->gemm;
+  switch (element) {
+    case Element::f64: return kernels.f64;
+    case Element::bf16: return kernels.bf16;
+    case Element::parts:  // 11 bits of f16, 12 of hf32 are two parts, 24 of f32 are three
+      return problem.dtype == Dtype::f16 || problem.compute != Compute::f32 ? kernels.bf16x2 : kernels.bf16x3;
+    default: return kernels.f32;
+  }
 }
+
+int64_t bytes_of(Element element) { return element == Element::f64 ? 8 : element == Element::f32 ? 4 : 2; }
+
+// A plan for one packed element, with a run that tells whether the element was good enough for the operands.
+struct Way {
+  Plan plan;
+  std::function<bool(const Arguments&)> run;
+};
 
 // The number of slots that fit under the limit, and the plan's fields that follow from it.
 bool finish(Plan& plan, const Problem& problem, const Gemm* gemm, int64_t shared, int64_t slot, double cycles) {
@@ -47,10 +64,10 @@ std::string too_little(int64_t minimum, const Problem& problem) {
          std::to_string(problem.max_workspace);
 }
 
-std::optional<Plan> plan_correlation(const Problem& problem, std::string& why_not) {
-  const Element element = packed_element(problem);
+std::optional<Way> correlate_with(const Problem& problem, Element element, std::string& why_not) {
   auto correlation = std::make_shared<Correlation>(problem, kernel_of(problem, element));
-  Plan plan;
+  Way way;
+  Plan& plan = way.plan;
   double cycles = 0;
   int64_t minimum = 0;
   if (correlation->phases.empty()) {
@@ -59,8 +76,7 @@ std::optional<Plan> plan_correlation(const Problem& problem, std::string& why_no
     plan.threads = problem.threads;
     plan.notes.push_back("no tap lands: zeros");
   } else {
-    const int64_t bytes = element == Element::f64 ? 8 : element == Element::bf16 ? 2 : 4;
-    cycles = correlation->choose_blocking(bytes, problem.max_workspace, minimum);
+    cycles = correlation->choose_blocking(bytes_of(element), problem.max_workspace, minimum);
     const Correlation& c = *correlation;
     if (cycles < 0 || !finish(plan, problem, c.gemm, c.weight_bytes, c.slot_bytes, cycles)) {
       why_not = too_little(minimum, problem);
@@ -69,44 +85,85 @@ std::optional<Plan> plan_correlation(const Problem& problem, std::string& why_no
     plan.notes.push_back(correlation->describe());
   }
   switch (element) {
-    case Element::f64: plan.run = [=](const Arguments& a) { run_correlation<double>(*correlation, a); }; break;
-    case Element::bf16: plan.run = [=](const Arguments& a) { run_correlation<Bf16>(*correlation, a); }; break;
-    default: plan.run = [=](const Arguments& a) { run_correlation<float>(*correlation, a); };
+    case Element::f64: way.run = [=](const Arguments& a) { return run_correlation<double>(*correlation, a); }; break;
+    case Element::f32: way.run = [=](const Arguments& a) { return run_correlation<float>(*correlation, a); }; break;
+    default: way.run = [=](const Arguments& a) { return run_correlation<Bf16>(*correlation, a); };
   }
-  return plan;
+  return way;
 }
 
-std::optional<Plan> plan_weight_gradient(const Problem& problem, std::string& why_not) {
-  const Element element = packed_element(problem);
+std::optional<Way> sum_weights_with(const Problem& problem, Element element, std::string& why_not) {
   auto gradient = std::make_shared<WeightGradient>(problem, kernel_of(problem, element));
-  const int64_t bytes = element == Element::f64 ? 8 : element == Element::bf16 ? 2 : 4;
   int64_t minimum = 0;
-  const double cycles = gradient->choose_blocking(bytes, problem.max_workspace, minimum);
-  Plan plan;
-  if (cycles < 0 || !finish(plan, problem, gradient->gemm, gradient->partial_bytes + gradient->bias_bytes,
+  const double cycles = gradient->choose_blocking(bytes_of(element), problem.max_workspace, minimum);
+  Way way;
+  if (cycles < 0 || !finish(way.plan, problem, gradient->gemm, gradient->partial_bytes + gradient->bias_bytes,
                             gradient->slot_bytes, cycles)) {
     why_not = too_little(minimum, problem);
     return std::nullopt;
   }
-  plan.notes.push_back(gradient->describe());
+  way.plan.notes.push_back(gradient->describe());
   switch (element) {
-    case Element::f64: plan.run = [=](const Arguments& a) { run_weight_gradient<double>(*gradient, a); }; break;
-    case Element::bf16: plan.run = [=](const Arguments& a) { run_weight_gradient<Bf16>(*gradient, a); }; break;
-    default: plan.run = [=](const Arguments& a) { run_weight_gradient<float>(*gradient, a); };
+    case Element::f64: way.run = [=](const Arguments& a) { return run_weight_gradient<double>(*gradient, a); }; break;
+    case Element::f32: way.run = [=](const Arguments& a) { return run_weight_gradient<float>(*gradient, a); }; break;
+    default: way.run = [=](const Arguments& a) { return run_weight_gradient<Bf16>(*gradient, a); };
   }
-  return plan;
+  return way;
+}
+
+std::optional<Way> pair_weights_with(const Problem& problem, Element element) {
+  auto gradient = std::make_shared<PairedGradient>(problem, kernel_of(problem, element));
+  const double cycles = gradient->choose_blocking(problem.max_workspace);
+  Way way;
+  if (cycles < 0 || !finish(way.plan, problem, gradient->gemm, gradient->partial_bytes + gradient->bias_bytes,
+                            gradient->slot_bytes, cycles))
+    return std::nullopt;
+  way.plan.notes.push_back(gradient->describe());
+  way.run = [=](const Arguments& a) { return run_paired_gradient(*gradient, a); };
+  return way;
+}
+
+// The best element's way. Operands in parts come with a second way in f32, for values that the parts cannot hold (Inf,
+// NaN, very small ones): it computes everything once more.
+std::optional<Plan> plan_elements(const Problem& problem, std::string& why_not,
+                                  std::optional<Way> (*make)(const Problem&, Element, std::string&)) {
+  const Element element = packed_element(problem);
+  const bool tiles = element != Element::f64 && kernel_of(problem, element)->near_k > 0;
+  const bool paired = tiles && problem.wrt & wrt_weight;
+  std::optional<Way> way = paired ? pair_weights_with(problem, element) : make(problem, element, why_not);
+  if (paired || element == Element::parts) {
+    const std::optional<Way> spare = make(problem, element == Element::parts ? Element::f32 : element, why_not);
+    if (!spare) return std::nullopt;
+    const bool slower = element == Element::parts && way && way->plan.seconds > parts_gain * spare->plan.seconds;
+    const bool test = problem.isa->level > 4;  // software tiles: there is no other reason to use them
+    if (!way || (slower && !test)) {
+      way = spare;
+    } else {
+      Plan& plan = way->plan;
+      plan.threads = std::min(plan.threads, spare->plan.threads);
+      plan.workspace_bytes = std::max(plan.workspace_bytes, spare->plan.workspace_bytes);
+      plan.notes.push_back("for NaN, and values that parts cannot hold: " + spare->plan.kernel);
+      plan.run = [first = way->run, second = spare->run](const Arguments& a) {
+        if (!first(a)) second(a);
+      };
+      return plan;
+    }
+  }
+  if (!way) return std::nullopt;
+  way->plan.run = [run = way->run](const Arguments& a) { run(a); };
+  return way->plan;
 }
 
 }  // namespace
 
 std::optional<Plan> plan_dense(const Problem& problem, std::string& why_not) {
-  if (problem.wrt == wrt_output || problem.wrt == wrt_input) return plan_correlation(problem, why_not);
+  if (problem.wrt == wrt_output || problem.wrt == wrt_input) return plan_elements(problem, why_not, correlate_with);
   if (problem.geo.group_in() == 0) {
     why_not = "has no weight to compute: in_channels=0";
     return std::nullopt;
   }
   if (problem.wrt == wrt_weight || problem.wrt == (wrt_weight | wrt_bias))
-    return plan_weight_gradient(problem, why_not);
+    return plan_elements(problem, why_not, sum_weights_with);
   why_not = "computes the output, the input gradient, or the weight gradient with or without the bias gradient";
   return std::nullopt;
 }

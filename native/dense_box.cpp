@@ -50,6 +50,10 @@ BoxLayout::BoxLayout(AxisLayout d, AxisLayout h, AxisLayout w, int64_t pitch_mul
 
 Range landing(int64_t o0, int64_t length, int64_t step, int64_t offset, int64_t size) {
   const int64_t start = o0 * step + offset;
+  if (step == 1) {  // without a division
+    const int64_t first = std::clamp(-start, int64_t(0), length);
+    return {first, std::clamp(size - start, first, length)};
+  }
   const int64_t first = std::clamp(-floor_div(start, step), int64_t(0), length);
   const int64_t last = std::clamp(floor_div(size - 1 - start, step) + 1, first, length);
   return {first, last};
@@ -132,7 +136,8 @@ void pack_box(const Packer<T>& packer, const Source& source, const BoxLayout& la
   if (std::abs(layout.axis[2].step * source.stride[2]) >= std::abs(source.channel_stride))
     return pack_rows(packer, source, layout, o0, arrange, dst, pitch);
   // Channels first: a few channels through all rows, so that memory is read in long runs.
-  const int64_t few = arrange == Arrange::by_position ? 16 * Packed<T>::pair : 2 * Packed<T>::pair;
+  const bool transposed = arrange == Arrange::by_position || arrange == Arrange::position_pairs;
+  const int64_t few = transposed ? 16 * Packed<T>::pair : 2 * Packed<T>::pair;
   for (int64_t c = 0; c < source.channels_padded; c += few) {
     Source part = source;
     part.data += c * source.channel_stride;

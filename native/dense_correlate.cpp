@@ -29,13 +29,15 @@ class TileTask {
   using Sum = typename Packed<T>::Sum;
 
  public:
-  TileTask(const Run<T>& run, int64_t task, int slot) : run_(run), plan_(run.plan) {
+  TileTask(const Run<T>& run, int64_t task, int slot)
+      : run_(run), plan_(run.plan), packer_(run.packer.with_plane(run.plan.box_plane / int64_t(sizeof(T)))) {
     place(task, origin_, block_, group_, image_);
     // The tile that this thread will probably get next.
     next_ = std::min(task + run.arguments.threads, plan_.tasks() - 1);
     char* memory = run.slots + slot * plan_.slot_bytes;
     own_box_ = reinterpret_cast<T*>(memory);
     sums_ = reinterpret_cast<Sum*>(memory + plan_.box_bytes);
+    own_weight_ = reinterpret_cast<T*>(memory + plan_.box_bytes + plan_.sums_bytes);
     tile_sums_ = plan_.gemm->max_rows * plan_.gemm->cols;
   }
 
@@ -58,8 +60,9 @@ class TileTask {
       if (direct) {
         read_directly(view);
       } else {
-        pack_box(run_.packer, view, plan_.box, origin_,
+        pack_box(packer_, view, plan_.box, origin_,
                  plan_.pixels_are_rows ? Arrange::by_position : Arrange::channel_pairs, own_box_, box_pitch_);
+        if (plan_.gemm->parts > 1 && !parts_suffice(packer_.met(), run_.weight_met)) return false;
         box_ = own_box_;
         if (!plan_.pixels_are_rows) clear_slack(view.channels_padded);
       }
@@ -130,8 +133,10 @@ class TileTask {
 
   // NOTE: the last strip of a box reads past its end; the sums are dropped, but must not be slow (subnormals).
   void clear_slack(int64_t channels) {
-    std::memset(static_cast<void*>(own_box_ + channels / Packed<T>::pair * box_pitch_), 0,
-                size_t(plan_.gemm->cols) * Packed<T>::pair * sizeof(T));
+    for (int part = 0; part < plan_.gemm->parts; ++part)
+      std::memset(static_cast<void*>(own_box_ + part * plan_.box_plane / int64_t(sizeof(T)) +
+                                     channels / Packed<T>::pair * box_pitch_),
+                  0, size_t(plan_.gemm->cols) * Packed<T>::pair * sizeof(T));
   }
 
   bool multiply_phase(const Phase& phase, int64_t block, bool careful, int64_t& sums_before) {
@@ -146,12 +151,18 @@ class TileTask {
     const int64_t last_panel = std::min(plan_.panels, first_panel + plan_.panels_block);
     bool clean = true;
     for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-      const T* weight = run_.weight + run_.weight_at(group_, block, phase, panel);
+      const T* weight = own_weight_;
+      if (plan_.own_weight) {
+        pack_panel(run_, group_, block, phase, panel, own_weight_);
+      } else {
+        weight = run_.weight + run_.weight_at(group_, block, phase, panel);
+      }
       for (const Strip& strip : strips_) {
         Sum* sums = sums_;
         if (plan_.channel_blocks > 1) sums += tile_sums_ * (1 + sums_before++);
+        if (last_block) fetch_result(phase, panel, strip, length);
         multiply(weight, panel, strip, block, careful, sums, phase, length);
-        prefetch_.some();
+        if (plan_.gemm->near_k == 0) prefetch_.some();
         if (last_block) clean &= store(phase, panel, strip, length, sums) || careful || tap_lists_[strip.taps].whole;
       }
     }
@@ -202,7 +213,7 @@ class TileTask {
           const int64_t position =
               plan_.box.tap_position(taps_d[size_t(td)], taps_h[size_t(th)], taps_w[size_t(tw)]);
           list.box_offset.push_back(position * box_step * int64_t(sizeof(T)));
-          list.weight_offset.push_back(index * run_.weight_pad(pad) * plan_.panel * int64_t(sizeof(T)));
+          list.weight_offset.push_back(index * run_.tap_step(pad) * int64_t(sizeof(T)));
         }
     tap_lists_.push_back(std::move(list));
     return tap_lists_.size() - 1;
@@ -234,16 +245,26 @@ class TileTask {
       rows_.push_back(landing_taps(phase, 1, row, 1));
       row_cost += cost(length[2], rows_.back(), all_w);
     }
-    // Columns where the set of taps changes.
+    // Columns where the set of taps changes: where a tap begins or ceases to land.
     segments_.clear();
     double segment_cost = 0;
     if (!all_w.whole) {
-      for (int64_t column = 0; column < length[2]; ++column) {
-        const TapRange taps = landing_taps(phase, 2, column, 1);
+      edges_.assign(1, 0);
+      for (int tap : phase.axis[2]->taps) {
+        const Range pixels = landing(origin_[2], length[2], plan_.taps[2].step, plan_.taps[2].offset[size_t(tap)],
+                                     plan_.source_size[2]);
+        edges_.push_back(pixels.first);
+        edges_.push_back(pixels.last);
+      }
+      std::sort(edges_.begin(), edges_.end());
+      edges_.push_back(length[2]);
+      for (size_t i = 0; i + 1 < edges_.size(); ++i) {
+        if (edges_[i] == edges_[i + 1]) continue;
+        const TapRange taps = landing_taps(phase, 2, edges_[i], edges_[i + 1] - edges_[i]);
         if (!segments_.empty() && segments_.back().taps == taps) {
-          ++segments_.back().count;
+          segments_.back().count += edges_[i + 1] - edges_[i];
         } else {
-          segments_.push_back({column, 1, taps});
+          segments_.push_back({edges_[i], edges_[i + 1] - edges_[i], taps});
         }
       }
       for (const TapRange& row : rows_)
@@ -282,6 +303,9 @@ class TileTask {
       call.ldb = plan_.panel * Packed<T>::pair * int64_t(sizeof(T));
       call.b_offset = taps.weight_offset.data();
       call.rows = int(strip.count);
+      call.a_plane = plan_.box_plane;
+      call.b_plane = plan_.weight_plane;
+      if (plan_.taps_inside()) call.b_step = phase.tap_count * run_.tap_step(pad) * int64_t(sizeof(T));
     } else {
       call.a = reinterpret_cast<const char*>(weight);
       call.lda = run_.weight_pad(pad) * int64_t(sizeof(T));
@@ -290,6 +314,8 @@ class TileTask {
       call.ldb = box_pitch_ * int64_t(sizeof(T));
       call.b_offset = taps.box_offset.data();
       call.rows = int(channels);
+      call.a_plane = plan_.weight_plane;
+      call.b_plane = plan_.box_plane;
     }
     const int64_t columns = plan_.pixels_are_rows ? channels : strip.count;
     const auto kernel = gemm.run_half && columns <= gemm.cols / 2 ? gemm.run_half : gemm.run;
@@ -298,6 +324,11 @@ class TileTask {
     call.k = pad;
     call.accumulate = block > 0;
     call.batch = int64_t(taps.box_offset.size());
+    const char* lines[Prefetch::most_taken];
+    if (gemm.near_k > 0) {
+      call.fetch = lines;
+      call.fetch_count = prefetch_.take(lines);
+    }
     if (!careful) return kernel(call);
     multiply_carefully(call, kernel, strip, block, sums, phase, length);
   }
@@ -338,38 +369,68 @@ class TileTask {
     }
   }
 
-  // Writes the pixels of a strip; false if one of them is NaN.
-  bool store(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3], const Sum* sums) {
+  // Calls body(first pixel of the strip, pixels, where the first one's result lies) for every row that the strip meets.
+  template <typename Body>
+  void each_row(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3], Body&& body) const {
     const Tensor& result = run_.result;
     const int64_t channel = group_ * plan_.results + panel * plan_.panel;
-    const int64_t channels = std::min(plan_.panel, plan_.results - panel * plan_.panel);
     const AxisPhase &pd = *phase.axis[0], &ph = *phase.axis[1], &pw = *phase.axis[2];
     char* plane = result.data + image_ * result.stride[axis_n] + channel * result.stride[axis_c] +
                   (pd.first + (origin_[0] + strip.depth) * pd.stride) * result.stride[axis_d];
-    const int64_t pixel_stride = pw.stride * result.stride[axis_w], ldc = plan_.gemm->cols;
     const int64_t start = strip.position - strip.depth * plan_.box.height * plan_.box.pitch, last = start + strip.count;
-    bool clean = true;
     for (int64_t at = start; at < last;) {
       const int64_t row = at / plan_.box.pitch, column = at % plan_.box.pitch;
       const int64_t next = std::min(last, (row + 1) * plan_.box.pitch);
       const int64_t count = std::min(next - at, length[2] - column), from = at - start;
       at = next;
       if (count <= 0) continue;
-      char* dst = plane + (ph.first + (origin_[1] + row) * ph.stride) * result.stride[axis_h] +
-                  (pw.first + (origin_[2] + column) * pw.stride) * result.stride[axis_w];
-      if (plan_.pixels_are_rows) {
-        clean &= run_.store(sums + from * ldc, ldc, count, channels, dst, pixel_stride, result.stride[axis_c]);
-      } else {
-        clean &= run_.store(sums + from, ldc, channels, count, dst, result.stride[axis_c], pixel_stride);
-      }
+      body(from, count,
+           plane + (ph.first + (origin_[1] + row) * ph.stride) * result.stride[axis_h] +
+               (pw.first + (origin_[2] + column) * pw.stride) * result.stride[axis_w]);
     }
+  }
+
+  // Writes the pixels of a strip; false if one of them is NaN.
+  bool store(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3], const Sum* sums) {
+    const int64_t channels = std::min(plan_.panel, plan_.results - panel * plan_.panel), ldc = plan_.gemm->cols;
+    const int64_t channel_stride = run_.result.stride[axis_c];
+    const int64_t pixel_stride = phase.axis[2]->stride * run_.result.stride[axis_w];
+    bool clean = true;
+    each_row(phase, panel, strip, length, [&](int64_t from, int64_t count, char* dst) {
+      if (plan_.pixels_are_rows) {
+        clean &= run_.store(sums + from * ldc, ldc, count, channels, dst, pixel_stride, channel_stride);
+      } else {
+        clean &= run_.store(sums + from, ldc, channels, count, dst, channel_stride, pixel_stride);
+      }
+    });
     return clean;
+  }
+
+  // Where a strip's results will be stored comes into the cache while they are being computed.
+  void fetch_result(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3]) const {
+    const int64_t channels = std::min(plan_.panel, plan_.results - panel * plan_.panel);
+    const int64_t channel_stride = run_.result.stride[axis_c], size = size_of(plan_.problem.out_dtype);
+    const int64_t pixel_stride = phase.axis[2]->stride * run_.result.stride[axis_w];
+    each_row(phase, panel, strip, length, [&](int64_t, int64_t count, char* dst) {
+      if (channel_stride == size) {
+        fetch_lines(dst, count, pixel_stride, channels * size);
+      } else if (pixel_stride > 0 && pixel_stride <= 64) {
+        fetch_lines(dst, channels, channel_stride, count * pixel_stride);
+      }
+    });
+  }
+  static void fetch_lines(const char* at, int64_t lines, int64_t stride, int64_t bytes) {
+    for (int64_t line = 0; line < lines; ++line, at += stride) {
+      for (int64_t byte = 0; byte < bytes; byte += 64) fetch_to_write(at + byte);
+      fetch_to_write(at + bytes - 1);  // of a line that does not start with a cache line
+    }
   }
 
   const Run<T>& run_;
   const Correlation& plan_;
+  Packer<T> packer_;
   int64_t origin_[3], block_, group_, image_, next_, box_pitch_ = 0, tile_sums_;
-  T* own_box_;
+  T *own_box_, *own_weight_;
   const T* box_ = nullptr;  // own_box_, or the tensor itself
   Prefetch prefetch_;
   Sum* sums_;
@@ -380,6 +441,7 @@ class TileTask {
   std::vector<TapList> tap_lists_;
   std::vector<Strip> strips_;
   std::vector<TapRange> rows_;
+  std::vector<int64_t> edges_;
   std::vector<Segment> segments_;
   bool lands_[64];
 };
@@ -387,7 +449,7 @@ class TileTask {
 }  // namespace
 
 template <typename T>
-void run_correlation(const Correlation& plan, const Arguments& arguments) {
+bool run_correlation(const Correlation& plan, const Arguments& arguments) {
   const Geometry& geo = plan.problem.geo;
   const Run<T> run(plan, arguments);
   if (plan.zeros_first) {
@@ -396,17 +458,24 @@ void run_correlation(const Correlation& plan, const Arguments& arguments) {
     const int64_t extent[5] = {geo.N, forward ? geo.K : geo.C, size[0], size[1], size[2]};
     write_zeros(run.result, extent, plan.problem.out_dtype, arguments.threads);
   }
-  if (plan.phases.empty()) return;
-  pack_weight(run);
+  if (plan.phases.empty()) return true;
+  if (!plan.own_weight) pack_weight(run);
   parallel_for(plan.tasks(), arguments.threads, [&](int64_t task, int slot) {
+    if (run.outside.load(std::memory_order_relaxed)) return;
     const GemmScope scope(*plan.gemm);
     TileTask<T> tile(run, task, slot);
-    if (!tile.work(false)) tile.work(true);
+    if (tile.work(false)) return;
+    if (plan.gemm->parts > 1) {
+      run.outside.store(true, std::memory_order_relaxed);
+    } else {
+      tile.work(true);
+    }
   });
+  return !run.outside;
 }
 
-template void run_correlation<float>(const Correlation&, const Arguments&);
-template void run_correlation<double>(const Correlation&, const Arguments&);
-template void run_correlation<Bf16>(const Correlation&, const Arguments&);
+template bool run_correlation<float>(const Correlation&, const Arguments&);
+template bool run_correlation<double>(const Correlation&, const Arguments&);
+template bool run_correlation<Bf16>(const Correlation&, const Arguments&);
 
 }  // namespace convgrad

@@ -1,6 +1,9 @@
 // Packing the weight of a correlation for its micro-kernel.
+#include <cstring>
 #include <type_traits>
+#include <vector>
 
+#include "dense_prefetch.h"
 #include "dense_run.h"
 #include "threads.h"
 
@@ -10,14 +13,23 @@ namespace {
 // One panel of result channels of one block of summed channels, in one phase.
 template <typename T>
 struct Panel {
+  static constexpr int pair = Packed<T>::pair, most_parts = pair == 1 ? 1 : 3;
+  static constexpr int64_t room = 1024;  // elements of a line handled at once
   const Run<T>& run;
+  const Packer<T>& packer;
   const Phase& phase;
   int64_t first_result, results, channels, pad;  // result channels; summed channels and their padded count
   const char* data;                              // of the first result and the first summed channel
   int64_t result_stride, channel_stride;
   T* dst;
-  // Element (result r, summed channel c) of a tap is at r*result_step + (c/pair)*pair_step + c%pair.
+  // Element (result r, summed channel c) of a tap is at r*result_step + channel_at(c) + c%pair.
   int64_t result_step, pair_step, tap_step;
+
+  int64_t channel_at(int64_t c) const {
+    if (!run.plan.taps_inside()) return c / pair * pair_step;
+    const int64_t together = run.plan.gemm->k_multiple;
+    return c / together * phase.tap_count * tap_step + c % together / pair * pair_step;
+  }
 
   int64_t tap_at(int td, int th, int tw) const {
     const Tensor& w = run.arguments.w;
@@ -27,95 +39,180 @@ struct Panel {
   }
 
   void pack_by_strides() const {
-    Matrix matrix{nullptr, result_stride, channel_stride, run.plan.panel, 0, results, 0, 0};
-    // Few summed channels through all taps: the taps of a channel are neighbours in memory.
-    constexpr int64_t few = 16;
+    std::vector<int64_t> taps;
+    for (int td : phase.axis[0]->taps)
+      for (int th : phase.axis[1]->taps)
+        for (int tw : phase.axis[2]->taps) taps.push_back(tap_at(td, th, tw));
+    // Few summed channels through all taps, which may be neighbours in memory; more where the channels are.
+    const int64_t size = size_of(run.plan.problem.dtype);
+    int64_t few = channel_stride == size ? 128 / size : 16;
+    if (run.plan.taps_inside()) few = run.plan.gemm->k_multiple;
+    auto part = [&](int64_t c, size_t tap) {
+      return Matrix{data + c * channel_stride + taps[tap], result_stride, channel_stride, run.plan.panel, 0, results,
+                    std::clamp(channels - c, int64_t(0), few), std::min(few, pad - c)};
+    };
     for (int64_t c = 0; c < pad; c += few) {
-      T* to = dst + c / Packed<T>::pair * pair_step;
-      matrix.channels = std::clamp(channels - c, int64_t(0), few);
-      matrix.channels_padded = std::min(few, pad - c);
-      for (int td : phase.axis[0]->taps)
-        for (int th : phase.axis[1]->taps)
-          for (int tw : phase.axis[2]->taps) {
-            matrix.data = data + c * channel_stride + tap_at(td, th, tw);
-            if (run.plan.pixels_are_rows) {
-              run.packer(matrix, Arrange::channel_pairs, to, pair_step);
-            } else {
-              run.packer(matrix, Arrange::by_position, to, result_step);
-            }
-            to += tap_step;
-          }
+      T* to = dst + channel_at(c);
+      for (size_t tap = 0; tap < taps.size(); ++tap, to += tap_step) {
+        if (tap + 1 < taps.size()) {
+          fetch(part(c, tap + 1), size);
+        } else if (c + few < pad) {
+          fetch(part(c + few, 0), size);
+        }
+        if (run.plan.pixels_are_rows) {
+          packer(part(c, tap), Arrange::channel_pairs, to, pair_step);
+        } else {
+          packer(part(c, tap), Arrange::by_position, to, result_step);
+        }
+      }
     }
+  }
+
+  // Brings what will be packed next into the cache: its lines lie too far apart for the processor to guess them.
+  static void fetch(const Matrix& next, int64_t size) {
+    const bool by_results = next.channel_stride == size;
+    if (!by_results && next.position_stride != size) return;
+    const int64_t lines = by_results ? next.last : next.channels, bytes = (by_results ? next.channels : next.last) * size;
+    const char* line = next.data;
+    for (int64_t i = 0; i < lines; ++i, line += by_results ? next.position_stride : next.channel_stride)
+      for (int64_t at = 0; at < bytes; at += 64) fetch_to_read(line + at);
   }
 
   // The taps of a channel, and the channels of the inner axis, follow each other without a gap (OIDHW): every line is
   // read once, whole, and its elements are dealt out to the taps.
-  void pack_dense_taps(bool results_inside) const {
+  Magnitudes pack_dense_taps(bool results_inside) const {
+    if constexpr (sizeof(T) < 8)
+      if (results_inside) return pack_dense_words();
     const int64_t all_taps = run.plan.problem.geo.taps(), size = size_of(run.plan.problem.dtype);
-    constexpr int64_t room = 4096;
-    alignas(64) T line[room];
+    alignas(64) T line[most_parts * room];
+    const Packer<T> reader = packer.with_plane(room);
     const int64_t inner = results_inside ? results : channels, outer = results_inside ? channels : results;
     const int64_t outer_stride = results_inside ? channel_stride : result_stride;
-    const int64_t part = std::max<int64_t>(1, room / all_taps);
+    const int64_t some = std::max<int64_t>(1, room / all_taps);
     for (int64_t j = 0; j < outer; ++j)
-      for (int64_t i0 = 0; i0 < inner; i0 += part) {
-        const int64_t count = std::min(part, inner - i0);
-        run.packer.line(data + j * outer_stride + i0 * all_taps * size, count * all_taps, line);
-        T* to = dst;
-        for (int td : phase.axis[0]->taps)
-          for (int th : phase.axis[1]->taps)
-            for (int tw : phase.axis[2]->taps) {
-              const T* from = line + tap_at(td, th, tw) / size;
-              if (results_inside) {
-                T* at = to + i0 * result_step + j / Packed<T>::pair * pair_step + j % Packed<T>::pair;
-                for (int64_t i = 0; i < count; ++i) at[i * result_step] = from[i * all_taps];
-              } else {
-                T* at = to + j * result_step;
-                for (int64_t i = 0; i < count; ++i)
-                  at[(i0 + i) / Packed<T>::pair * pair_step + (i0 + i) % Packed<T>::pair] = from[i * all_taps];
-              }
-              to += tap_step;
+      for (int64_t i0 = 0; i0 < inner; i0 += some) {
+        const int64_t count = std::min(some, inner - i0);
+        reader.line(data + j * outer_stride + i0 * all_taps * size, count * all_taps, line);
+        for (int part = 0; part < run.plan.gemm->parts; ++part)
+          for_taps(dst + part * plane(), [&](int64_t tap, T* to) {
+            const T* from = line + part * room + tap;
+            for (int64_t i = i0; i < i0 + count; ++i, from += all_taps) {
+              const int64_t result = results_inside ? i : j, channel = results_inside ? j : i;
+              to[result * result_step + channel_at(channel) + channel % pair] = *from;
             }
+          });
       }
+    return reader.met();
   }
 
+  // The same where the results are inside, by words: lines of one channel, or of a pair of them, are transposed.
+  Magnitudes pack_dense_words() const {
+    const int64_t all_taps = run.plan.problem.geo.taps(), size = size_of(run.plan.problem.dtype);
+    const GemmKernels& kernels = *run.plan.problem.isa->gemm;
+    alignas(64) T lines[pair][most_parts * room];
+    alignas(64) uint32_t words[room], turned[room];
+    const Packer<T> reader = packer.with_plane(room);
+    const int64_t some = std::max<int64_t>(1, room / all_taps);
+    for (int64_t j = 0; j < channels; j += pair)
+      for (int64_t i0 = 0; i0 < results; i0 += some) {
+        const int64_t count = std::min(some, results - i0), length = count * all_taps;
+        for (int64_t p = 0; p < pair; ++p) {
+          if (j + p < channels) {
+            reader.line(data + (j + p) * channel_stride + i0 * all_taps * size, length, lines[p]);
+          } else {
+            std::fill_n(lines[p], most_parts * room, T{});
+          }
+        }
+        for (int part = 0; part < run.plan.gemm->parts; ++part) {
+          const uint32_t* from = reinterpret_cast<const uint32_t*>(lines[0]);
+          if constexpr (pair == 2) {
+            kernels.interleave16(&lines[0][part * room].bits, &lines[1][part * room].bits, length,
+                                 reinterpret_cast<uint16_t*>(words));
+            from = words;
+          }
+          kernels.transpose32(from, all_taps, count, all_taps, turned, count);
+          for_taps(dst + part * plane() + channel_at(j) + i0 * result_step, [&](int64_t tap, T* to) {
+            const uint32_t* line = turned + tap * count;
+            if (result_step == pair) {
+              std::memcpy(static_cast<void*>(to), line, size_t(count) * 4);
+            } else {
+              for (int64_t i = 0; i < count; ++i) std::memcpy(static_cast<void*>(to + i * result_step), line + i, 4);
+            }
+          });
+        }
+      }
+    return reader.met();
+  }
+
+  // Calls body(index of the tap in the weight, where it goes) for the taps of the phase.
+  template <typename Body>
+  void for_taps(T* to, Body body) const {
+    const int64_t size = size_of(run.plan.problem.dtype);
+    for (int td : phase.axis[0]->taps)
+      for (int th : phase.axis[1]->taps)
+        for (int tw : phase.axis[2]->taps) {
+          body(tap_at(td, th, tw) / size, to);
+          to += tap_step;
+        }
+  }
+
+  int64_t plane() const { return run.plan.weight_plane / int64_t(sizeof(T)); }
   void clear() const {
-    std::fill_n(dst, phase.tap_count * tap_step, T{});
+    for (int part = 0; part < run.plan.gemm->parts; ++part)
+      std::fill_n(dst + part * plane(), phase.tap_count * run.weight_pad(pad) * run.plan.panel, T{});
   }
 };
 
 }  // namespace
 
 template <typename T>
-void pack_weight(const Run<T>& run) {
+Magnitudes pack_panel(const Run<T>& run, int64_t group, int64_t block, const Phase& phase, int64_t panel, T* dst) {
   const Correlation& plan = run.plan;
   const Geometry& geo = plan.problem.geo;
   const Tensor& w = run.arguments.w;
   const bool forward = plan.problem.wrt & wrt_output;
-  const int64_t phases = int64_t(plan.phases.size()), size = size_of(plan.problem.dtype), taps = geo.taps();
+  const int64_t size = size_of(plan.problem.dtype), taps = geo.taps();
   const bool dense = taps > 1 && taps <= 1024 && w.stride[axis_i] == taps * size &&
                      (geo.kernel[2] == 1 || w.stride[axis_w] == size) &&
                      (geo.kernel[1] == 1 || w.stride[axis_h] == geo.kernel[2] * size) &&
                      (geo.kernel[0] == 1 || w.stride[axis_d] == geo.kernel[1] * geo.kernel[2] * size);
-  const int64_t tasks = geo.G * plan.channel_blocks * phases * plan.panels;
+  const int64_t pad = run.block_pad(block), r0 = panel * plan.panel;
+  const Packer<T> packer = run.packer.with_plane(plan.weight_plane / int64_t(sizeof(T)));
+  Panel<T> to{run, packer, phase, r0, std::min(plan.panel, plan.results - r0), run.block_channels(block), pad, nullptr,
+              forward ? w.stride[axis_o] : w.stride[axis_i], forward ? w.stride[axis_i] : w.stride[axis_o], dst, 0, 0,
+              run.tap_step(pad)};
+  to.data = w.data + group * geo.group_out() * w.stride[axis_o] + block * plan.channel_block * to.channel_stride +
+            r0 * to.result_stride;
+  to.result_step = plan.pixels_are_rows ? Packed<T>::pair : run.weight_pad(pad);
+  to.pair_step = plan.pixels_are_rows ? plan.panel * Packed<T>::pair : Packed<T>::pair;
+  if (!dense) {
+    to.pack_by_strides();
+    return packer.met();
+  }
+  if (to.results < plan.panel || to.channels < pad) to.clear();
+  return to.pack_dense_taps(!forward);
+}
+
+template <typename T>
+void pack_weight(const Run<T>& run) {
+  const Correlation& plan = run.plan;
+  const int64_t phases = int64_t(plan.phases.size());
+  const int64_t tasks = plan.problem.geo.G * plan.channel_blocks * phases * plan.panels;
   parallel_for(tasks, run.arguments.threads, [&](int64_t task, int) {
     const int64_t panel = task % plan.panels, rest = task / plan.panels;
     const Phase& phase = plan.phases[size_t(rest % phases)];
     const int64_t block = rest / phases % plan.channel_blocks, group = rest / phases / plan.channel_blocks;
-    const int64_t pad = run.block_pad(block), r0 = panel * plan.panel;
-    Panel<T> to{run, phase, r0, std::min(plan.panel, plan.results - r0), run.block_channels(block), pad, nullptr,
-                forward ? w.stride[axis_o] : w.stride[axis_i], forward ? w.stride[axis_i] : w.stride[axis_o],
-                run.weight + run.weight_at(group, block, phase, panel), 0, 0, run.weight_pad(pad) * plan.panel};
-    to.data = w.data + group * geo.group_out() * w.stride[axis_o] + block * plan.channel_block * to.channel_stride +
-              r0 * to.result_stride;
-    to.result_step = plan.pixels_are_rows ? Packed<T>::pair : run.weight_pad(pad);
-    to.pair_step = plan.pixels_are_rows ? plan.panel * Packed<T>::pair : Packed<T>::pair;
-    if (!dense) return to.pack_by_strides();
-    if (to.results < plan.panel || to.channels < pad) to.clear();
-    to.pack_dense_taps(!forward);
+    const Magnitudes met =
+        pack_panel(run, group, block, phase, panel, run.weight + run.weight_at(group, block, phase, panel));
+    if (plan.gemm->parts == 1) return;
+    std::lock_guard lock(run.mutex);
+    run.weight_met.merge(met);
   });
 }
 
+template Magnitudes pack_panel(const Run<float>&, int64_t, int64_t, const Phase&, int64_t, float*);
+template Magnitudes pack_panel(const Run<double>&, int64_t, int64_t, const Phase&, int64_t, double*);
+template Magnitudes pack_panel(const Run<Bf16>&, int64_t, int64_t, const Phase&, int64_t, Bf16*);
 template void pack_weight(const Run<float>&);
 template void pack_weight(const Run<double>&);
 template void pack_weight(const Run<Bf16>&);

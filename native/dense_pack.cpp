@@ -21,6 +21,8 @@ namespace {
 
 constexpr int64_t block_length = 256;  // elements of a line handled at once: sixteen such lines stay in L1
 constexpr int64_t block_lines = 16;
+template <typename T>
+constexpr int most_parts = Packed<T>::pair == 1 ? 1 : 3;
 
 template <typename T>
 void fill_zero(T* dst, int64_t n) {
@@ -33,13 +35,13 @@ void fill_zero(T* dst, int64_t n) {
 }  // namespace
 
 template <typename T>
-Packer<T>::Packer(const Isa& isa, Dtype dtype, Compute compute)
-    : isa_(isa), reader_(isa, dtype, compute), dtype_(dtype) {}
+Packer<T>::Packer(const Isa& isa, Dtype dtype, Compute compute, int parts)
+    : isa_(isa), reader_(isa, dtype, compute), dtype_(dtype), parts_(parts) {}
 
 // A block that lies entirely inside of the array, converted and rounded.
 template <typename T>
 void Packer<T>::read(const char* src, int64_t line_stride, int64_t stride, int64_t lines, int64_t n, T* dst,
-                     int64_t pitch) const {
+                     int64_t pitch, int64_t plane) const {
   if constexpr (std::is_same_v<T, double>) {
     for (int64_t line = 0; line < lines; ++line) isa_.decode64(src + line * line_stride, stride, n, dst + line * pitch);
   } else if constexpr (std::is_same_v<T, float>) {
@@ -49,13 +51,21 @@ void Packer<T>::read(const char* src, int64_t line_stride, int64_t stride, int64
   } else {
     if (dtype_ == Dtype::bf16 && !reader_.round)
       return isa_.copy16(src, line_stride, stride, lines, n, reinterpret_cast<uint16_t*>(dst), pitch);
+    const auto split = isa_.gemm->split_to_bf16;
+    if (parts_ > 1 && dtype_ == Dtype::f32 && !reader_.round && stride == 4)
+      return split(src, line_stride, lines, n, parts_, reinterpret_cast<uint16_t*>(dst), pitch, plane, met_);
     alignas(64) float part[block_length];
     for (int64_t line = 0; line < lines; ++line)
       for (int64_t i = 0; i < n; i += block_length) {
         const int64_t count = std::min(block_length, n - i);
+        uint16_t* to = reinterpret_cast<uint16_t*>(dst + line * pitch + i);
         reader_.decode(src + line * line_stride + i * stride, stride, count, part);
         if (reader_.round && reader_.round != isa_.round_bf16) reader_.round(part, count);
-        isa_.gemm->round_to_bf16(part, count, reinterpret_cast<uint16_t*>(dst + line * pitch + i));
+        if (parts_ > 1) {
+          split(reinterpret_cast<const char*>(part), 0, 1, count, parts_, to, 0, plane, met_);
+        } else {
+          isa_.gemm->round_to_bf16(part, count, to);
+        }
       }
   }
 }
@@ -63,26 +73,37 @@ void Packer<T>::read(const char* src, int64_t line_stride, int64_t stride, int64
 // Elements [from, from + n) of `count` lines, zeros where they are not valid.
 template <typename T>
 void Packer<T>::read_block(const Lines& lines, int64_t line, int64_t count, int64_t from, int64_t n, T* dst,
-                           int64_t pitch) const {
+                           int64_t pitch, int64_t plane) const {
   const int64_t top = std::clamp(lines.line_first - line, int64_t(0), count);
   const int64_t bottom = std::clamp(lines.line_last - line, top, count);
   const int64_t first = std::clamp(lines.first - from, int64_t(0), n), last = std::clamp(lines.last - from, first, n);
-  for (int64_t r = 0; r < count; ++r) {
-    if (r < top || r >= bottom || first == last) {
-      fill_zero(dst + r * pitch, n);
-    } else {
-      fill_zero(dst + r * pitch, first);
-      fill_zero(dst + r * pitch + last, n - last);
+  for (int part = 0; part < parts_; ++part)
+    for (int64_t r = 0; r < count; ++r) {
+      T* row = dst + part * plane + r * pitch;
+      if (r < top || r >= bottom || first == last) {
+        fill_zero(row, n);
+      } else {
+        fill_zero(row, first);
+        fill_zero(row + last, n - last);
+      }
     }
-  }
   if (top < bottom && first < last)
     read(lines.data + (line + top) * lines.line_stride + (from + first) * lines.step, lines.line_stride, lines.step,
-         bottom - top, last - first, dst + top * pitch + first, pitch);
+         bottom - top, last - first, dst + top * pitch + first, pitch, plane);
+}
+
+// The pairs of lines that lie in the array and need no conversion: [first, last), first even.
+template <typename T>
+typename Packer<T>::Whole Packer<T>::whole_pairs(const Lines& lines) const {
+  if (dtype_ != Dtype::bf16 || reader_.round || lines.step != 2 || lines.first != 0 || lines.last != lines.length)
+    return {0, 0};
+  const int64_t first = (lines.line_first + 1) / 2 * 2;
+  return {first, std::max(first, lines.line_last / 2 * 2)};
 }
 
 template <typename T>
 void Packer<T>::pack_same(const Lines& lines, T* dst, int64_t pitch) const {
-  read_block(lines, 0, lines.lines, 0, lines.length, dst, pitch);
+  read_block(lines, 0, lines.lines, 0, lines.length, dst, pitch, plane_);
 }
 
 template <typename T>
@@ -90,30 +111,66 @@ void Packer<T>::pack_pairs(const Lines& lines, T* dst, int64_t pitch) const {
   if constexpr (Packed<T>::pair == 1) {
     pack_same(lines, dst, pitch);
   } else {
-    // Dense lines of bf16 go straight to their places.
-    if (dtype_ == Dtype::bf16 && !reader_.round && lines.step == 2 && lines.first == 0 && lines.last == lines.length &&
-        lines.line_first == 0 && lines.line_last == lines.lines && lines.lines % 2 == 0)
-      return isa_.pair16(lines.data, lines.line_stride, lines.lines / 2, lines.length, reinterpret_cast<uint16_t*>(dst),
-                         pitch);
-    alignas(64) T block[2][block_length];
+    // Pairs of dense lines of bf16 go straight to their places.
+    const Whole whole = whole_pairs(lines);
+    if (whole.first < whole.last)
+      isa_.pair16(lines.data + whole.first * lines.line_stride, lines.line_stride, (whole.last - whole.first) / 2,
+                  lines.length, reinterpret_cast<uint16_t*>(dst + whole.first / 2 * pitch), pitch);
+    alignas(64) T block[most_parts<T>][2][block_length];
     for (int64_t line = 0; line < lines.lines; line += 2)
       for (int64_t i = 0; i < lines.length; i += block_length) {
+        if (line >= whole.first && line < whole.last) break;
         const int64_t n = std::min(block_length, lines.length - i);
-        read_block(lines, line, 2, i, n, block[0], block_length);
-        isa_.gemm->interleave16(&block[0][0].bits, &block[1][0].bits, n, &dst[line / 2 * pitch + 2 * i].bits);
+        read_block(lines, line, 2, i, n, block[0][0], block_length, 2 * block_length);
+        for (int part = 0; part < parts_; ++part)
+          isa_.gemm->interleave16(&block[part][0][0].bits, &block[part][1][0].bits, n,
+                                  &dst[part * plane_ + line / 2 * pitch + 2 * i].bits);
       }
   }
+}
+
+// Lines of elements that need no conversion are transposed by 32-bit words straight from where they lie.
+template <typename T>
+bool Packer<T>::words_lie_dense(const Lines& lines) const {
+  constexpr int64_t size = sizeof(T);
+  return size <= 4 && stored_as_packed() && lines.step == size && lines.line_stride % 4 == 0 &&
+         reinterpret_cast<uintptr_t>(lines.data + lines.first * lines.step) % 4 == 0 && lines.first % (4 / size) == 0 &&
+         lines.last % (4 / size) == 0;
+}
+
+// The words of the valid elements to dst[word*pitch + line], zeros elsewhere; pitches and lengths in words.
+template <typename T>
+void Packer<T>::transpose_words(const Lines& lines, uint32_t* dst, int64_t pitch) const {
+  constexpr int64_t words = 4 / int64_t(sizeof(T) < 4 ? sizeof(T) : 4);  // elements of a word
+  const int64_t first = lines.first / words, last = lines.last / words, length = (lines.length + words - 1) / words;
+  const bool any = lines.line_first < lines.line_last && first < last;
+  for (int64_t i = 0; i < length; ++i) {
+    uint32_t* to = dst + i * pitch;
+    if (!any || i < first || i >= last) {
+      fill_zero(to, lines.lines);
+    } else {
+      fill_zero(to, lines.line_first);
+      fill_zero(to + lines.line_last, lines.lines - lines.line_last);
+    }
+  }
+  if (!any) return;
+  const char* src = lines.data + lines.line_first * lines.line_stride + first * 4;
+  isa_.gemm->transpose32(reinterpret_cast<const uint32_t*>(src), lines.line_stride / 4,
+                         lines.line_last - lines.line_first, last - first, dst + first * pitch + lines.line_first,
+                         pitch);
 }
 
 // dst[i*pitch + line]
 template <typename T>
 void Packer<T>::pack_transposed(const Lines& lines, T* dst, int64_t pitch) const {
   if constexpr (Packed<T>::pair == 1) {
+    if constexpr (std::is_same_v<T, float>)
+      if (words_lie_dense(lines)) return transpose_words(lines, reinterpret_cast<uint32_t*>(dst), pitch);
     alignas(64) T block[block_lines][block_length];
     for (int64_t line = 0; line < lines.lines; line += block_lines)
       for (int64_t i = 0; i < lines.length; i += block_length) {
         const int64_t n = std::min(block_length, lines.length - i), rows = std::min(block_lines, lines.lines - line);
-        read_block(lines, line, rows, i, n, block[0], block_length);
+        read_block(lines, line, rows, i, n, block[0], block_length, 0);
         T* to = dst + i * pitch + line;
         if constexpr (std::is_same_v<T, float>) {
           isa_.gemm->transpose32(reinterpret_cast<const uint32_t*>(block), block_length, rows, n,
@@ -126,17 +183,26 @@ void Packer<T>::pack_transposed(const Lines& lines, T* dst, int64_t pitch) const
   } else {
     // Pairs of lines become words, then words are transposed.
     constexpr int64_t length = block_length / 2;
-    alignas(64) T pair[2][length], block[block_lines][2 * length];
+    alignas(64) T pair[most_parts<T>][2][length], block[most_parts<T>][block_lines][2 * length];
+    const Whole whole = whole_pairs(lines);
     for (int64_t line = 0; line < lines.lines; line += 2 * block_lines)
       for (int64_t i = 0; i < lines.length; i += length) {
         const int64_t n = std::min(length, lines.length - i);
         const int64_t rows = std::min(block_lines, (lines.lines - line + 1) / 2);
+        const int64_t top = std::clamp((whole.first - line) / 2, int64_t(0), rows);
+        const int64_t bottom = std::clamp((whole.last - line) / 2, top, rows);
+        if (top < bottom)
+          isa_.pair16(lines.data + (line + 2 * top) * lines.line_stride + i * lines.step, lines.line_stride,
+                      bottom - top, n, &block[0][top][0].bits, 2 * length);
         for (int64_t r = 0; r < rows; ++r) {
-          read_block(lines, line + 2 * r, 2, i, n, pair[0], length);
-          isa_.gemm->interleave16(&pair[0][0].bits, &pair[1][0].bits, n, &block[r][0].bits);
+          if (r >= top && r < bottom) continue;
+          read_block(lines, line + 2 * r, 2, i, n, pair[0][0], length, 2 * length);
+          for (int part = 0; part < parts_; ++part)
+            isa_.gemm->interleave16(&pair[part][0][0].bits, &pair[part][1][0].bits, n, &block[part][r][0].bits);
         }
-        isa_.gemm->transpose32(reinterpret_cast<const uint32_t*>(block), length, rows, n,
-                               reinterpret_cast<uint32_t*>(dst + i * pitch + line), pitch / 2);
+        for (int part = 0; part < parts_; ++part)
+          isa_.gemm->transpose32(reinterpret_cast<const uint32_t*>(block[part]), length, rows, n,
+                                 reinterpret_cast<uint32_t*>(dst + part * plane_ + i * pitch + line), pitch / 2);
       }
   }
 }
@@ -147,14 +213,17 @@ void Packer<T>::pack_pairs_transposed(const Lines& lines, T* dst, int64_t pitch)
   if constexpr (Packed<T>::pair == 1) {
     pack_transposed(lines, dst, pitch);
   } else {
-    alignas(64) T block[block_lines][block_length];
+    if (words_lie_dense(lines)) return transpose_words(lines, reinterpret_cast<uint32_t*>(dst), pitch / 2);
+    alignas(64) T block[most_parts<T>][block_lines][block_length];
     for (int64_t line = 0; line < lines.lines; line += block_lines)
       for (int64_t i = 0; i < lines.length; i += block_length) {
         const int64_t n = std::min(block_length, (lines.length - i + 1) / 2 * 2);
         const int64_t rows = std::min(block_lines, lines.lines - line);
-        read_block(lines, line, rows, i, n, block[0], block_length);
-        isa_.gemm->transpose32(reinterpret_cast<const uint32_t*>(block), block_length / 2, rows, n / 2,
-                               reinterpret_cast<uint32_t*>(dst + i / 2 * pitch + 2 * line), pitch / 2);
+        read_block(lines, line, rows, i, n, block[0][0], block_length, block_lines * block_length);
+        for (int part = 0; part < parts_; ++part)
+          isa_.gemm->transpose32(reinterpret_cast<const uint32_t*>(block[part]), block_length / 2, rows, n / 2,
+                                 reinterpret_cast<uint32_t*>(dst + part * plane_ + i / 2 * pitch + 2 * line),
+                                 pitch / 2);
       }
   }
 }

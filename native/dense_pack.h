@@ -39,6 +39,14 @@ enum class Arrange {
   position_pairs,  // (p/pair)*pitch + c*pair + p%pair
 };
 
+// Whether sums of products of bf16 parts are as good as those of f32: all finite, no sum overflows half-way, no part and
+// no product of parts is so small that it would count as zero. NOTE: exponents are biased, 2^-100 is 27.
+inline bool parts_suffice(const Magnitudes& a, const Magnitudes& b) {
+  const uint32_t low_a = a.smallest >> 23, low_b = b.smallest >> 23, high_a = a.largest >> 23, high_b = b.largest >> 23;
+  return low_a >= 27 && low_b >= 27 && low_a + low_b >= 2 * 127 - 100 && high_a < 255 && high_b < 255 &&
+         high_a + high_b <= 2 * 127 + 100;
+}
+
 // Positions outside [first, last) and channels from `channels` on are written as zeros.
 struct Matrix {
   const char* data;  // of position 0, channel 0 (which may lie outside of the array)
@@ -50,21 +58,36 @@ struct Matrix {
 template <typename T>
 class Packer {
  public:
-  Packer(const Isa& isa, Dtype dtype, Compute compute);
+  Packer(const Isa& isa, Dtype dtype, Compute compute, int parts = 1);
+  // The same for operands in parts, whose planes lie so many elements apart in the destination; met nothing yet.
+  Packer with_plane(int64_t plane) const {
+    Packer packer = *this;
+    packer.plane_ = plane;
+    packer.met_ = {};
+    return packer;
+  }
+  // Of all elements that were split into parts.
+  const Magnitudes& met() const { return met_; }
   void operator()(const Matrix& matrix, Arrange arrange, T* dst, int64_t pitch) const;
   // Whether packing changes no bit of an element.
   bool stored_as_packed() const {
     return !reader_.round && dtype_ == (sizeof(T) == 8 ? Dtype::f64 : sizeof(T) == 4 ? Dtype::f32 : Dtype::bf16);
   }
   // n neighbouring elements as they are, converted and rounded.
-  void line(const char* src, int64_t n, T* dst) const { read(src, 0, size_of(dtype_), 1, n, dst, 0); }
+  void line(const char* src, int64_t n, T* dst) const { read(src, 0, size_of(dtype_), 1, n, dst, 0, plane_); }
 
  private:
   struct Lines;
-  void read(const char* src, int64_t line_stride, int64_t stride, int64_t lines, int64_t n, T* dst,
-            int64_t pitch) const;
-  void read_block(const Lines& lines, int64_t line, int64_t count, int64_t from, int64_t n, T* dst,
-                  int64_t pitch) const;
+  struct Whole {
+    int64_t first, last;
+  };
+  Whole whole_pairs(const Lines& lines) const;
+  void read(const char* src, int64_t line_stride, int64_t stride, int64_t lines, int64_t n, T* dst, int64_t pitch,
+            int64_t plane) const;
+  void read_block(const Lines& lines, int64_t line, int64_t count, int64_t from, int64_t n, T* dst, int64_t pitch,
+                  int64_t plane) const;
+  bool words_lie_dense(const Lines& lines) const;
+  void transpose_words(const Lines& lines, uint32_t* dst, int64_t pitch) const;
   void pack_same(const Lines& lines, T* dst, int64_t pitch) const;
   void pack_pairs(const Lines& lines, T* dst, int64_t pitch) const;
   void pack_transposed(const Lines& lines, T* dst, int64_t pitch) const;
@@ -73,6 +96,9 @@ class Packer {
   const Isa& isa_;
   LineReader reader_;
   Dtype dtype_;
+  int parts_;
+  int64_t plane_ = 0;
+  mutable Magnitudes met_;
 };
 
 }  // namespace convgrad

@@ -16,6 +16,16 @@ struct Region {
   int64_t channels, first[3], last[3], element;
 };
 
+// Bring the cache line at `p` in, to be read or written. NOTE: the compiler drops calls of functions that do nothing but
+// __builtin_prefetch; it keeps these.
+#if defined(__x86_64__)
+inline void fetch_to_read(const char* p) { asm volatile("prefetcht0 %0" : : "m"(*p)); }
+inline void fetch_to_write(const char* p) { asm volatile("prefetchw %0" : : "m"(*p)); }
+#else
+inline void fetch_to_read(const char* p) { __builtin_prefetch(p); }
+inline void fetch_to_write(const char* p) { __builtin_prefetch(p, 1); }
+#endif
+
 // A queue of runs of memory; every call of `some` fetches a few cache lines of them.
 class Prefetch {
  public:
@@ -28,18 +38,27 @@ class Prefetch {
   void add(const Region& r);
   // Spreads what was added over this many calls of `some`.
   void spread(int64_t calls) { per_call_ = lines_ / std::max<int64_t>(calls, 1) + 1; }
+  // The addresses that `some` would fetch, for a kernel that does it between its products.
+  static constexpr int64_t most_taken = 512;
+  int64_t take(const char** lines) {
+    int64_t n = 0;
+    for (; n < std::min(per_call_, most_taken) && run_ < runs_.size(); ++n) lines[n] = next();
+    return n;
+  }
   void some() {
-    for (int64_t n = 0; n < per_call_ && run_ < runs_.size(); ++n) {
-      __builtin_prefetch(runs_[run_].data + at_, 0, 2);
-      at_ += 64;
-      if (at_ >= runs_[run_].bytes) {
-        at_ = 0;
-        ++run_;
-      }
-    }
+    for (int64_t n = 0; n < per_call_ && run_ < runs_.size(); ++n) __builtin_prefetch(next(), 0, 2);
   }
 
  private:
+  const char* next() {
+    const char* line = runs_[run_].data + at_;
+    at_ += 64;
+    if (at_ >= runs_[run_].bytes) {
+      at_ = 0;
+      ++run_;
+    }
+    return line;
+  }
   struct Run {
     const char* data;
     int64_t bytes;

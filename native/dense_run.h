@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
+#include <mutex>
 
 #include "dense_correlate.h"
 #include "dense_store.h"
@@ -18,12 +20,17 @@ struct Run {
   Store<T> store;
   T* weight;
   char* slots;
+  // Of operands in parts: what the weight holds, and whether the parts do not suffice.
+  mutable std::mutex mutex;
+  mutable Magnitudes weight_met;
+  mutable std::atomic<bool> outside{false};
 
   Run(const Correlation& correlation, const Arguments& args)
       : plan(correlation), arguments(args),
         source(correlation.problem.wrt & wrt_output ? args.x : args.y),
         result(correlation.problem.wrt & wrt_output ? args.y : args.x),
-        packer(*correlation.problem.isa, correlation.problem.dtype, correlation.problem.compute),
+        packer(*correlation.problem.isa, correlation.problem.dtype, correlation.problem.compute,
+               correlation.gemm->parts),
         store(*correlation.problem.isa, correlation.problem.out_dtype),
         weight(reinterpret_cast<T*>(args.workspace)), slots(args.workspace + correlation.weight_bytes) {}
 
@@ -38,6 +45,10 @@ struct Run {
     return std::min(plan.channel_block, plan.reduced - block * plan.channel_block);
   }
   int64_t block_pad(int64_t block) const { return plan.padded(block_channels(block)); }
+  // Elements between two taps of the packed weight.
+  int64_t tap_step(int64_t pad) const {
+    return (plan.taps_inside() ? plan.gemm->k_multiple : weight_pad(pad)) * plan.panel;
+  }
   // Summed channels, as the packed weight spaces them: its rows are read at the same time where pixels are columns.
   int64_t weight_pad(int64_t pad) const { return plan.pixels_are_rows ? pad : row_pitch(pad, sizeof(T)); }
 };
@@ -45,5 +56,8 @@ struct Run {
 // Packs the whole weight, once per call: [group][channel block][phase][panel][tap][micro-kernel's layout].
 template <typename T>
 void pack_weight(const Run<T>& run);
+// Packs one panel of it; says what it met.
+template <typename T>
+Magnitudes pack_panel(const Run<T>& run, int64_t group, int64_t block, const Phase& phase, int64_t panel, T* dst);
 
 }  // namespace convgrad

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
@@ -13,6 +14,17 @@
 
 namespace convgrad {
 namespace {
+
+constexpr int64_t width = 16;  // result channels that are stored at once
+
+template <typename Sum>
+inline void copy_sums(const Sum* from, int64_t n, Sum* to) {
+  if (n == width) {
+    std::memcpy(to, from, size_t(width) * sizeof(Sum));  // of a fixed size: no call
+  } else {
+    std::copy(from, from + n, to);
+  }
+}
 
 // Sums [tap][c][k] to the result by its strides. Lines of the result run along its densest axis: k (HWIO), or for each
 // k the channels of a tap (OHWI), or channels and taps together (OIHW), which takes a transposition.
@@ -40,23 +52,27 @@ void store_weight(const WeightGradient& plan, const typename Packed<T>::Sum* sum
   even &= w.stride[axis_i] == taps * step;
   const int64_t line_taps = even ? taps : 1;  // taps in one line of the result
   const int64_t lines_in = std::max<int64_t>(1, 256 / line_taps);
-  constexpr int64_t width = 16;  // result channels at once
   std::vector<Sum> block(size_t(lines_in * line_taps * width)), turned(block.size());
   for (int64_t first_tap = 0; first_tap < taps; first_tap += line_taps)
     for (int64_t c0 = 0; c0 < in_count; c0 += lines_in) {
       const int64_t count = std::min(lines_in, in_count - c0), length = count * line_taps;
       for (int64_t k = 0; k < out_count; k += width) {
         const int64_t n = std::min(width, out_count - k);
-        for (int64_t c = 0; c < count; ++c)
-          for (int64_t tap = 0; tap < line_taps; ++tap)
-            std::memcpy(&block[size_t((c * line_taps + tap) * width)],
-                        sums + ((first_tap + tap) * plan.in_block + c0 + c) * columns + k, size_t(n) * sizeof(Sum));
+        const Sum* from = sums + (first_tap * plan.in_block + c0) * columns + k;
+        int64_t pitch = columns;
+        if (line_taps > 1) {
+          for (int64_t c = 0; c < count; ++c)
+            for (int64_t tap = 0; tap < line_taps; ++tap)
+              copy_sums(from + (tap * plan.in_block + c) * columns, n, &block[size_t((c * line_taps + tap) * width)]);
+          from = block.data();
+          pitch = width;
+        }
         if constexpr (std::is_same_v<Sum, float>) {
-          plan.problem.isa->gemm->transpose32(reinterpret_cast<const uint32_t*>(block.data()), width, length, n,
+          plan.problem.isa->gemm->transpose32(reinterpret_cast<const uint32_t*>(from), pitch, length, n,
                                               reinterpret_cast<uint32_t*>(turned.data()), length);
         } else {
           for (int64_t i = 0; i < length; ++i)
-            for (int64_t j = 0; j < n; ++j) turned[size_t(j * length + i)] = block[size_t(i * width + j)];
+            for (int64_t j = 0; j < n; ++j) turned[size_t(j * length + i)] = from[i * pitch + j];
         }
         encode(turned.data(), length, n, length,
                base + k * w.stride[axis_o] + c0 * w.stride[axis_i] + tap_at(first_tap), w.stride[axis_o],
@@ -72,7 +88,9 @@ class SliceTask {
 
  public:
   SliceTask(const WeightGradient& plan, const Arguments& arguments, const Packer<T>& packer, int64_t task, int slot)
-      : plan_(plan), geo_(plan.problem.geo), arguments_(arguments), packer_(packer) {
+      : plan_(plan), geo_(plan.problem.geo), arguments_(arguments),
+        box_packer_(packer.with_plane(plan.box_plane() / int64_t(sizeof(T)))),
+        dy_packer_(packer.with_plane(plan.dy_plane() / int64_t(sizeof(T)))) {
     // The task that this thread will probably get next.
     next_task_ = std::min(task + arguments.threads, plan.blocks() * plan.slices - 1);
     place_task(task);
@@ -86,21 +104,31 @@ class SliceTask {
     return reinterpret_cast<Sum*>(arguments_.workspace + (block * plan_.slices + slice) * plan_.sums_bytes);
   }
 
-  void work() {
+  // False if the parts of the operands do not suffice.
+  bool work() {
     sum_all(false);
-    if (!clean()) sum_all(true);
-    if (plan_.slices == 1) store(sums_);
+    if (plan_.gemm->parts > 1) {
+      if (!suffices() || !clean()) return false;
+    } else if (!clean()) {
+      sum_all(true);
+    }
+    if (plan_.slices == 1) store(sums_, 0, in_count_);
     if ((plan_.problem.wrt & wrt_bias) && in_first_ == 0) sum_bias();
+    return true;
   }
 
-  // The block's sums, converted into the result.
-  void store(const Sum* sums) const {
+  // The block's sums of `count` input channels from `first` on, converted into the result.
+  void store(const Sum* sums, int64_t first, int64_t count) const {
     const Tensor& w = arguments_.w;
-    char* base = w.data + (group_ * geo_.group_out() + out_first_) * w.stride[axis_o] + in_first_ * w.stride[axis_i];
-    store_weight<T>(plan_, sums, in_count_, out_count_, base, w);
+    const int64_t columns = round_up(plan_.out_block, plan_.gemm->cols);
+    char* base = w.data + (group_ * geo_.group_out() + out_first_) * w.stride[axis_o] +
+                 (in_first_ + first) * w.stride[axis_i];
+    store_weight<T>(plan_, sums + first * columns, std::min(count, in_count_ - first), out_count_, base, w);
   }
 
  private:
+  bool suffices() const { return parts_suffice(box_packer_.met(), dy_packer_.met()); }
+
   bool clean() const {
     const int64_t columns = round_up(plan_.out_block, plan_.gemm->cols);
     for (int64_t tap = 0; tap < geo_.taps(); ++tap)
@@ -120,7 +148,11 @@ class SliceTask {
   // the tap does not land: then zeros meet zeros only.
   void sum_all(bool careful) {
     const int64_t columns = round_up(plan_.out_block, plan_.gemm->cols);
-    std::memset(static_cast<void*>(sums_), 0, size_t(geo_.taps() * plan_.in_block * columns) * sizeof(Sum));
+    // The first chunk starts the sums, unless it adds to them in several pieces. Partial sums are not in the cache yet:
+    // clearing them brings them in more evenly than the kernel would.
+    const bool cleared = careful || plan_.gemm->near_k > 0 || plan_.slices > 1;
+    if (cleared)
+      std::memset(static_cast<void*>(sums_), 0, size_t(geo_.taps() * plan_.in_block * columns) * sizeof(Sum));
     const int64_t first = plan_.chunks * slice_ / plan_.slices, last = plan_.chunks * (slice_ + 1) / plan_.slices;
     for (int64_t chunk = first; chunk < last; ++chunk) {
       if (chunk + 1 < last) {
@@ -134,8 +166,10 @@ class SliceTask {
         place_task(task);
       }
       place_chunk(chunk);
+      starts_ = chunk == first && !cleared;
       if (!careful) {
         pack_and_multiply(plan_.box, plan_.joined_rows, nullptr);
+        if (plan_.gemm->parts > 1 && !suffices()) return;
         continue;
       }
       for (int64_t td = 0; td < geo_.kernel[0]; ++td)
@@ -194,7 +228,9 @@ class SliceTask {
       prefetch_.add(in);
       prefetch_.add(out);
     }
-    prefetch_.spread(ceil_div(out_count_, plan_.gemm->cols) * ceil_div(in_count_, plan_.row_panel) * geo_.taps());
+    prefetch_.spread(ceil_div(out_count_, plan_.gemm->cols) * ceil_div(in_count_, plan_.row_panel) * geo_.taps() *
+                     std::max<int64_t>(1, plan_.gemm->near_k ? images_ * length_[0] * length_[1] * length_[2] /
+                                                                   plan_.gemm->near_k : 0));
   }
 
   void pack_and_multiply(const BoxLayout& box, bool joined, const std::array<int64_t, 3>* only) {
@@ -216,7 +252,7 @@ class SliceTask {
                             (group_ * geo_.group_in() + in_first_) * x.stride[axis_c];
       const Source source{x_image, x.stride[axis_c], {x.stride[axis_d], x.stride[axis_h], x.stride[axis_w]},
                           {geo_.in[0], geo_.in[1], geo_.in[2]}, in_count_, in_count_};
-      pack_box(packer_, source, box, origin_, Arrange::by_channel, box_ + i * positions, box_pitch_);
+      pack_box(box_packer_, source, box, origin_, Arrange::by_channel, box_ + i * positions, box_pitch_);
       const char* y_image = y.data + (first_image_ + i) * y.stride[axis_n] +
                             (group_ * geo_.group_out() + out_first_) * y.stride[axis_c];
       for (int64_t d = 0; d < length_[0]; ++d) {
@@ -226,7 +262,9 @@ class SliceTask {
     }
     collect_rows(box, joined, row_pitch, plane, only != nullptr);
     // Reads past the last channel's box meet zeros of dy.
-    std::memset(static_cast<void*>(box_ + in_count_ * box_pitch_), 0, size_t(slack()) * sizeof(T));
+    for (int part = 0; part < plan_.gemm->parts; ++part)
+      std::memset(static_cast<void*>(box_ + part * plan_.box_plane() / int64_t(sizeof(T)) + in_count_ * box_pitch_), 0,
+                  size_t(slack()) * sizeof(T));
     multiply(box, joined, joined ? plane : row_pitch, dy_positions, only);
   }
 
@@ -250,13 +288,13 @@ class SliceTask {
                             y.stride[axis_w], y.stride[axis_c], length_[1] * row_pitch,
                             any ? valid[1].first * row_pitch : 0, any ? valid[1].last * row_pitch : 0,
                             std::min(cols, out_count_ - k), cols};
-        return packer_(matrix, Arrange::position_pairs, dy_ + k * dy_positions + at * cols, cols * pair);
+        return dy_packer_(matrix, Arrange::position_pairs, dy_ + k * dy_positions + at * cols, cols * pair);
       }
       const Matrix matrix{image + (origin_[0] + d) * y.stride[axis_d] + (origin_[1] + h) * y.stride[axis_h] +
                               origin_[2] * y.stride[axis_w] + k * y.stride[axis_c],
                           y.stride[axis_w], y.stride[axis_c], row_pitch, inside ? valid[2].first : 0,
                           inside ? valid[2].last : 0, std::min(cols, out_count_ - k), cols};
-      packer_(matrix, Arrange::position_pairs, dy_ + k * dy_positions + (at + h * row_pitch) * cols, cols * pair);
+      dy_packer_(matrix, Arrange::position_pairs, dy_ + k * dy_positions + (at + h * row_pitch) * cols, cols * pair);
     };
     if (channels_last) {
       for (int64_t h = 0; h < (one_row ? 1 : length_[1]); ++h)
@@ -266,9 +304,11 @@ class SliceTask {
         for (int64_t h = 0; h < (one_row ? 1 : length_[1]); ++h) pack(k, h);
     }
     const int64_t used = length_[1] * row_pitch;
-    for (int64_t k = 0; k < out_count_; k += cols)
-      std::memset(static_cast<void*>(dy_ + k * dy_positions + (at + used) * cols), 0,
-                  size_t((plane - used) * cols) * sizeof(T));
+    for (int part = 0; part < plan_.gemm->parts; ++part)
+      for (int64_t k = 0; k < out_count_; k += cols)
+        std::memset(static_cast<void*>(dy_ + part * plan_.dy_plane() / int64_t(sizeof(T)) + k * dy_positions +
+                                       (at + used) * cols),
+                    0, size_t((plane - used) * cols) * sizeof(T));
   }
 
   // For every pair of taps along D and H the rows of pixels that land, as offsets into the box and into dy.
@@ -279,6 +319,7 @@ class SliceTask {
         Rows& rows = rows_[size_t(td * geo_.kernel[1] + th)];
         rows.a_offset.clear();
         rows.b_offset.clear();
+        rows.place.clear();
         const Range d = all ? Range{0, length_[0]} : landing_of(0, td);
         const Range h = all ? Range{0, length_[1]} : landing_of(1, th);
         if (h.empty()) continue;
@@ -287,6 +328,7 @@ class SliceTask {
             for (int64_t row = joined ? 0 : h.first; row < (joined ? 1 : h.last); ++row) {
               const int64_t in_box = i * box.positions() + (depth * box.height + row) * box.pitch;
               const int64_t in_dy = (i * length_[0] + depth) * plane + row * row_pitch;
+              rows.place.push_back((i * length_[0] + depth) * length_[1] + row);
               rows.a_offset.push_back(in_box * int64_t(sizeof(T)));
               rows.b_offset.push_back(in_dy * plan_.gemm->cols * int64_t(sizeof(T)));
             }
@@ -305,7 +347,9 @@ class SliceTask {
     call.lda = box_pitch_ * int64_t(sizeof(T));
     call.ldb = gemm.cols * pair * int64_t(sizeof(T));
     call.ldc = columns;
-    call.accumulate = true;
+    call.accumulate = !starts_;
+    call.a_plane = plan_.box_plane();
+    call.b_plane = plan_.dy_plane();
     // Row by row, a tap needs only the columns for which it lands.
     const int64_t grain = gemm.k_multiple;
     columns_.clear();
@@ -318,32 +362,53 @@ class SliceTask {
       }
       columns_.push_back(range);
     }
-    for (int64_t n = 0; n < out_count_; n += gemm.cols) {
-      const char* panel = reinterpret_cast<const char*>(dy_ + n * dy_positions);
-      const auto kernel = gemm.run_half && out_count_ - n <= gemm.cols / 2 ? gemm.run_half : gemm.run;
-      for (int64_t m = 0; m < in_count_; m += plan_.row_panel) {
-        call.rows = int(std::min(plan_.row_panel, in_count_ - m));
-        int64_t tap = 0;
-        for (int64_t td = 0; td < geo_.kernel[0]; ++td)
-          for (int64_t th = 0; th < geo_.kernel[1]; ++th)
-            for (int64_t tw = 0; tw < geo_.kernel[2]; ++tw, ++tap) {
-              if (only && (td != (*only)[0] || th != (*only)[1] || tw != (*only)[2])) continue;
-              const Rows& rows = rows_[size_t(td * geo_.kernel[1] + th)];
-              const Range& range = columns_[size_t(tw)];
-              if (rows.a_offset.empty() || range.empty()) continue;
-              const int64_t at = only ? 0 : box.tap_position(td, th, tw);
-              call.a = reinterpret_cast<const char*>(box_ + m * box_pitch_ + at + range.first);
-              call.b = panel + range.first * gemm.cols * int64_t(sizeof(T));
-              call.a_offset = rows.a_offset.data();
-              call.b_offset = rows.b_offset.data();
-              call.batch = int64_t(rows.a_offset.size());
-              call.k = range.last - range.first;
-              call.c = reinterpret_cast<char*>(sums_ + (tap * plan_.in_block + m) * columns + n);
-              kernel(call);
-              prefetch_.some();
-            }
-      }
-    }
+    // Where the kernel likes its operands in L1, a few rows of pixels go through all taps before the next ones.
+    const int64_t taps = only ? 1 : geo_.taps();
+    const int64_t all_places = images_ * length_[0] * length_[1];
+    const bool near = gemm.near_k > 0 && (taps > 1 || in_count_ <= 64);
+    const int64_t places = !near ? all_places : joined ? length_[1] : std::max<int64_t>(1, gemm.near_k / k);
+    const int64_t step = near ? std::min<int64_t>(k, gemm.near_k) : k;
+    for (int64_t place = 0; place < all_places; place += places)
+      for (int64_t from = 0; from < k; from += step)
+        for (int64_t n = 0; n < out_count_; n += gemm.cols) {
+          const char* panel = reinterpret_cast<const char*>(dy_ + n * dy_positions);
+          const auto kernel = gemm.run_half && out_count_ - n <= gemm.cols / 2 ? gemm.run_half : gemm.run;
+          for (int64_t m = 0; m < in_count_; m += plan_.row_panel) {
+            call.rows = int(std::min(plan_.row_panel, in_count_ - m));
+            call.far = true;
+            int64_t tap = 0;
+            for (int64_t td = 0; td < geo_.kernel[0]; ++td)
+              for (int64_t th = 0; th < geo_.kernel[1]; ++th) {
+                const Rows& rows = rows_[size_t(td * geo_.kernel[1] + th)];
+                const auto first = std::lower_bound(rows.place.begin(), rows.place.end(), place);
+                const auto last = std::lower_bound(first, rows.place.end(), place + places);
+                const auto skipped = first - rows.place.begin();
+                call.batch = last - first;
+                call.a_offset = rows.a_offset.data() + skipped;
+                call.b_offset = rows.b_offset.data() + skipped;
+                for (int64_t tw = 0; tw < geo_.kernel[2]; ++tw, ++tap) {
+                  if (only && (td != (*only)[0] || th != (*only)[1] || tw != (*only)[2])) continue;
+                  const Range& lands = columns_[size_t(tw)];
+                  const Range range = {std::max(lands.first, from), std::min(lands.last, from + step)};
+                  Sum* sums = sums_ + (tap * plan_.in_block + m) * columns + n;
+                  if (range.empty() || call.batch == 0) {
+                    for (int64_t row = 0; starts_ && row < call.rows; ++row)
+                      std::fill_n(sums + row * columns, gemm.cols, Sum(0));
+                    continue;
+                  }
+                  const int64_t at = only ? 0 : box.tap_position(td, th, tw);
+                  call.a = reinterpret_cast<const char*>(box_ + m * box_pitch_ + at + range.first);
+                  call.b = panel + range.first * gemm.cols * int64_t(sizeof(T));
+                  call.k = range.last - range.first;
+                  call.c = reinterpret_cast<char*>(sums);
+                  if (near) call.next_c = call.c + plan_.in_block * columns * int64_t(sizeof(Sum));
+                  kernel(call);
+                  call.far = !near;
+                  prefetch_.some();
+                }
+              }
+          }
+        }
   }
 
   void sum_bias() {
@@ -367,13 +432,14 @@ class SliceTask {
   const WeightGradient& plan_;
   const Geometry& geo_;
   const Arguments& arguments_;
-  const Packer<T>& packer_;
+  Packer<T> box_packer_, dy_packer_;
   int64_t next_task_, slice_, block_, group_, out_first_, out_count_, in_first_, in_count_;
   int64_t origin_[3], length_[3], first_image_ = 0, images_ = 1, box_pitch_ = 0;
   T *box_, *dy_;
   Sum* sums_;
+  bool starts_ = false;  // the chunk in place is the first to give sums
   struct Rows {
-    std::vector<int64_t> a_offset, b_offset;
+    std::vector<int64_t> a_offset, b_offset, place;  // place: number of the row in the chunk
   };
   std::vector<Rows> rows_;
   Prefetch prefetch_;
@@ -383,30 +449,33 @@ class SliceTask {
 }  // namespace
 
 template <typename T>
-void run_weight_gradient(const WeightGradient& plan, const Arguments& arguments) {
+bool run_weight_gradient(const WeightGradient& plan, const Arguments& arguments) {
   const Geometry& geo = plan.problem.geo;
-  const Packer<T> packer(*plan.problem.isa, plan.problem.dtype, plan.problem.compute);
+  const Packer<T> packer(*plan.problem.isa, plan.problem.dtype, plan.problem.compute, plan.gemm->parts);
+  std::atomic<bool> outside{false};
   parallel_for(plan.blocks() * plan.slices, arguments.threads, [&](int64_t task, int slot) {
+    if (outside.load(std::memory_order_relaxed)) return;
     const GemmScope scope(*plan.gemm);
-    SliceTask<T>(plan, arguments, packer, task, slot).work();
+    if (!SliceTask<T>(plan, arguments, packer, task, slot).work()) outside.store(true, std::memory_order_relaxed);
   });
+  if (outside) return false;
   if (plan.slices > 1) {
+    // The sums of a few input channels are added, in the order of the slices, into the first slice's, and stored.
     using Sum = typename Packed<T>::Sum;
-    const int64_t size = plan.sums_bytes / int64_t(sizeof(Sum));
-    // Pieces of every block's sums are added, in the order of the slices, into the first; then it is stored.
-    constexpr int64_t piece = 16384;
-    const int64_t pieces = ceil_div(size, piece);
-    parallel_for(plan.blocks() * pieces, arguments.threads, [&](int64_t task, int) {
-      const int64_t first = task % pieces * piece, count = std::min(piece, size - first);
-      Sum* total = reinterpret_cast<Sum*>(arguments.workspace + task / pieces * plan.slices * plan.sums_bytes) + first;
-      for (int64_t slice = 1; slice < plan.slices; ++slice) {
-        const Sum* part = total + slice * size;
-        for (int64_t i = 0; i < count; ++i) total[i] += part[i];
-      }
-    });
-    parallel_for(plan.blocks(), arguments.threads, [&](int64_t block, int slot) {
+    const int64_t size = plan.sums_bytes / int64_t(sizeof(Sum)), columns = round_up(plan.out_block, plan.gemm->cols);
+    const int64_t rows = std::min(plan.in_block, std::max<int64_t>(32, 32768 / (geo.taps() * columns) / 32 * 32));
+    const int64_t pieces = ceil_div(plan.in_block, rows);
+    parallel_for(plan.blocks() * pieces, arguments.threads, [&](int64_t number, int slot) {
+      const int64_t block = number / pieces, first = number % pieces * rows, count = std::min(rows, plan.in_block - first);
       SliceTask<T> task(plan, arguments, packer, block * plan.slices, slot);
-      task.store(task.partial(block, 0));
+      for (int64_t tap = 0; tap < geo.taps(); ++tap) {
+        Sum* total = task.partial(block, 0) + (tap * plan.in_block + first) * columns;
+        for (int64_t slice = 1; slice < plan.slices; ++slice) {
+          const Sum* part = total + slice * size;
+          for (int64_t i = 0; i < count * columns; ++i) total[i] += part[i];
+        }
+      }
+      task.store(task.partial(block, 0), first, count);
     });
   }
   if (plan.problem.wrt & wrt_bias) {
@@ -415,10 +484,11 @@ void run_weight_gradient(const WeightGradient& plan, const Arguments& arguments)
       for (int64_t k = 0; k < geo.K; ++k) totals[k] += totals[slice * geo.K + k];
     store_bias(plan.problem, arguments.db, 0, geo.K, totals);
   }
+  return true;
 }
 
-template void run_weight_gradient<float>(const WeightGradient&, const Arguments&);
-template void run_weight_gradient<double>(const WeightGradient&, const Arguments&);
-template void run_weight_gradient<Bf16>(const WeightGradient&, const Arguments&);
+template bool run_weight_gradient<float>(const WeightGradient&, const Arguments&);
+template bool run_weight_gradient<double>(const WeightGradient&, const Arguments&);
+template bool run_weight_gradient<Bf16>(const WeightGradient&, const Arguments&);
 
 }  // namespace convgrad

@@ -22,6 +22,8 @@ struct WeightGradient {
   int64_t out_block, out_blocks;              // channels of dy
   int64_t slices, chunks;                     // of the reduction
   int64_t box_bytes, dy_bytes, sums_bytes, slot_bytes, partial_bytes, bias_bytes;
+  int64_t box_plane() const { return box_bytes / gemm->parts; }  // bytes of one part
+  int64_t dy_plane() const { return dy_bytes / gemm->parts; }
 
   WeightGradient(const Problem& problem, const Gemm* gemm);
   // Elements that a micro-kernel may read past the box; they are zeros.
@@ -31,7 +33,8 @@ struct WeightGradient {
   std::string describe() const;
 };
 
+// False if operands in parts met values for which the parts do not suffice: the result is then not complete.
 template <typename T>
-void run_weight_gradient(const WeightGradient& plan, const Arguments& arguments);
+bool run_weight_gradient(const WeightGradient& plan, const Arguments& arguments);
 
 }  // namespace convgrad

@@ -4,6 +4,8 @@
 //   A  rows of k, `lda` bytes apart; k runs contiguously
 //   B  groups of `pair` consecutive k, `ldb` bytes apart; inside a group [n][pair], n contiguous
 //   C  float (double for f64) rows, `ldc` elements apart, always `cols` wide: the caller gives it room
+// A kernel of several parts takes each operand as a sum of so many bf16 values: part p of A lies p*a_plane bytes after the
+// first, and likewise for B.
 // The batch is what makes it a convolution: entry i of the batch reads A at a_offset[i] and B at b_offset[i] (bytes), so
 // a tap, or a row of pixels, is a pair of offsets and the accumulators stay in registers over all of them.
 #pragma once
@@ -25,6 +27,22 @@ struct GemmCall {
   int64_t k;  // elements, a multiple of Gemm::k_multiple
   int rows;   // 1 .. Gemm::max_rows
   bool accumulate;
+  int64_t a_plane = 0, b_plane = 0;  // bytes between the parts of an operand
+  int64_t b_step = 0;  // bytes of B between one step of k_multiple and the next, for tiles (0: they follow each other)
+  // Hints for kernels that fetch from L2 to L1 themselves: whether A and B are not in L1 yet, and the next call's C.
+  bool far = true;
+  const char* next_c = nullptr;
+  const char* const* fetch = nullptr;  // cache lines that others will need, to be brought to L2 on the way
+  int64_t fetch_count = 0;
+};
+
+// Magnitudes met while operands were split: the bits of the smallest that is not zero (less one) and of the largest.
+struct Magnitudes {
+  uint32_t smallest = UINT32_MAX, largest = 0;
+  void merge(const Magnitudes& other) {
+    smallest = other.smallest < smallest ? other.smallest : smallest;
+    largest = other.largest > largest ? other.largest : largest;
+  }
 };
 
 struct Gemm {
@@ -37,6 +55,9 @@ struct Gemm {
   void (*run_half)(const GemmCall&);  // the same with cols/2 columns; null where there is none
   void (*enter)();                    // called by a thread before its calls of a task (null: nothing to do), and after
   void (*leave)();
+  int parts = 1;                      // bf16 values that an operand is the sum of
+  int near_k = 0;                     // with so many k the operands of a call fit in L1 (0: it does not matter)
+  double latency_cycles = 0;          // of one k when its sums wait for those of the last one, for the cost model
 };
 
 // For the length of a task the thread is ready to run the kernel (tile registers are configured, and given back).
@@ -59,11 +80,18 @@ struct GemmKernels {
   const Gemm* f32;
   const Gemm* f64;
   const Gemm* bf16;  // null below avx512_bf16: bf16 operands are then packed as f32
+  const Gemm *bf16x2, *bf16x3;  // null where f32 operands in two or three bf16 parts are no faster than f32
   // dst[c][r] = src[r][c]; pitches in words.
   void (*transpose32)(const uint32_t* src, int64_t src_pitch, int64_t rows, int64_t cols, uint32_t* dst,
                       int64_t dst_pitch);
   void (*interleave16)(const uint16_t* even, const uint16_t* odd, int64_t n, uint16_t* dst);
+  // dst[i] = the upper half of src[i], then the lower half of src[i + distance]
+  void (*shift_pairs)(const uint32_t* src, int64_t n, int64_t distance, uint32_t* dst);
   void (*round_to_bf16)(const float* src, int64_t n, uint16_t* dst);  // nearest, ties to even
+  // The bf16 parts of lines of n floats, `line_stride` bytes apart (any alignment): part p of a line goes to
+  // dst + line*pitch + p*plane. Their sum is the float, exactly, but for parts that would be subnormal.
+  void (*split_to_bf16)(const char* src, int64_t line_stride, int64_t lines, int64_t n, int parts, uint16_t* dst,
+                        int64_t pitch, int64_t plane, Magnitudes& met);
   bool (*any_nan)(const float* line, int64_t n);
   double (*sum)(const float* line, int64_t n);  // in f32 lanes, then in double
 };

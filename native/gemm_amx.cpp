@@ -1,6 +1,13 @@
-// The bf16 micro-kernel on AMX: 2 x 2 tiles of 16 x 16 sums, 32 k per step.
+// The micro-kernels on AMX: 2 x 2 tiles of 16 x 16 sums, 32 k per step; for bf16 operands, and for wider ones that are
+// sums of two or three bf16 parts.
 // NOTE: tdpbf16ps takes subnormal operands as zero and flushes subnormal results; Inf and NaN come through.
+#ifdef CONVGRAD_EMULATED_TILES
+#define CONVGRAD_AMX amx_emulated
+#include "amx_emulated.h"
+#else
+#define CONVGRAD_AMX amx
 #include <immintrin.h>
+#endif
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -9,6 +16,7 @@
 #include "gemm_tile.h"
 
 namespace convgrad {
+namespace CONVGRAD_AMX {
 namespace {
 
 // Layout that ldtilecfg reads: palette 1, bytes per row and number of rows of each of the eight tiles.
@@ -34,72 +42,187 @@ struct Configs {
 };
 const Configs configs;
 
-// Both column halves; `two` says whether there are rows in the lower half.
-template <bool two>
-void multiply_32(const GemmCall& call) {
+// Into L1, into L2. NOTE: the compiler drops calls of functions that do nothing but __builtin_prefetch.
+inline void fetch(const char* p) { asm volatile("prefetcht0 %0" : : "m"(*p)); }
+inline void fetch_far(const char* p) { asm volatile("prefetcht1 %0" : : "m"(*p)); }
+
+// So many steps ahead the tiles of both operands are brought from L2 to L1.
+constexpr int64_t steps_ahead = 2;
+
+// Walks through the steps of a call: all entries of the batch for 32 k, then for the next 32 k, and so on.
+struct Cursor {
+  const char *a, *b;
+  int64_t entry = 0, k = 0;
+};
+
+// `two`: there are rows in the lower half; `wide`: there are columns in the right half; `far`: operands are in L2.
+template <int parts, bool two, bool wide, bool far>
+class Product {
+ public:
+  explicit Product(const GemmCall& call)
+      : call_(call), b_step_(call.b_step ? call.b_step : 16 * call.ldb),
+        lines_per_step_(call.fetch_count / (call.batch * (call.k / 32) + 1) + 1), ahead_{call.a, call.b} {
+    if (far)
+      for (int64_t i = 0; i < steps_ahead; ++i) advance();
+  }
+
+  // Entries are the inner loop: the taps of a convolution read the same pixels, shifted, so A stays in L1.
+  void sum() {
+    for (int64_t k = 0; k < call_.k / 32; ++k) {
+      const char *a = call_.a + 64 * k, *b = call_.b + b_step_ * k;
+      for (int64_t i = 0; i < call_.batch; ++i) {
+        const char *a_tile = a + call_.a_offset[i], *b_tile = b + call_.b_offset[i];
+        if (parts == 1) one_part(a_tile, b_tile);
+        if (parts == 2) two_parts(a_tile, b_tile);
+        if (parts == 3) three_parts(a_tile, b_tile);
+        for (int64_t line = 0; line < lines_per_step_ && fetched_ < call_.fetch_count; ++line)
+          fetch_far(call_.fetch[fetched_++]);
+        if (far) advance();
+      }
+    }
+  }
+
+ private:
+  void load_a(const char* a) const {
+    _tile_loadd(4, a, call_.lda);
+    if (two) _tile_loadd(5, a + 16 * call_.lda, call_.lda);
+  }
+  void load_b(const char* b) const {
+    _tile_loadd(6, b, call_.ldb);
+    if (wide) _tile_loadd(7, b + 64, call_.ldb);
+  }
+  void multiply() const {
+    _tile_dpbf16ps(0, 4, 6);
+    if (wide) _tile_dpbf16ps(1, 4, 7);
+    if (two) _tile_dpbf16ps(2, 5, 6);
+    if (two && wide) _tile_dpbf16ps(3, 5, 7);
+  }
+
+  void one_part(const char* a, const char* b) const {
+    _tile_loadd(6, b, call_.ldb);
+    _tile_loadd(4, a, call_.lda);
+    fetch_b(0, 0);
+    _tile_dpbf16ps(0, 4, 6);
+    if (wide) {
+      _tile_loadd(7, b + 64, call_.ldb);
+      fetch_b(0, 64);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    if (two) _tile_loadd(5, a + 16 * call_.lda, call_.lda);
+    fetch_a(0);
+    if (two) {
+      _tile_dpbf16ps(2, 5, 6);
+      if (wide) _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  // All four products, in the order that loads least.
+  void two_parts(const char* a, const char* b) const {
+    load_a(a + call_.a_plane);
+    load_b(b + call_.b_plane);
+    fetch_b(0, 0);
+    multiply();
+    load_b(b);
+    if (wide) fetch_b(0, 64);
+    fetch_b(1, 0);
+    multiply();
+    load_a(a);
+    if (wide) fetch_b(1, 64);
+    fetch_a(0);
+    multiply();
+    load_b(b + call_.b_plane);
+    fetch_a(1);
+    multiply();
+  }
+  // The six products that matter: a second times a third part is below 2^-24 of the whole.
+  void three_parts(const char* a, const char* b) const {
+    load_a(a);
+    load_b(b + 2 * call_.b_plane);
+    fetch_b(0, 0);
+    multiply();
+    load_b(b + call_.b_plane);
+    if (wide) fetch_b(0, 64);
+    fetch_a(0);
+    multiply();
+    load_a(a + call_.a_plane);
+    fetch_b(1, 0);
+    multiply();
+    load_b(b);
+    if (wide) fetch_b(1, 64);
+    fetch_a(1);
+    multiply();
+    load_a(a + 2 * call_.a_plane);
+    fetch_b(2, 0);
+    multiply();
+    load_a(a);
+    if (wide) fetch_b(2, 64);
+    fetch_a(2);
+    multiply();
+  }
+
+  void fetch_b(int part, int64_t column) const {
+    if (!far) return;
+    const char* b = ahead_.b + call_.b_offset[ahead_.entry] + part * call_.b_plane + column;
+#pragma GCC unroll 16
+    for (int row = 0; row < 16; ++row) fetch(b + row * call_.ldb);
+  }
+  void fetch_a(int part) const {
+    if (!far) return;
+    const char* a = ahead_.a + call_.a_offset[ahead_.entry] + part * call_.a_plane;
+    constexpr int rows = two ? 32 : 16;
+    // A tap that is one pixel further reads one new row.
+    if (ahead_.entry > 0 && call_.a_offset[ahead_.entry] - call_.a_offset[ahead_.entry - 1] == call_.lda)
+      return fetch(a + (rows - 1) * call_.lda);
+#pragma GCC unroll 32
+    for (int row = 0; row < rows; ++row) fetch(a + row * call_.lda);
+  }
+  void advance() {
+    if (++ahead_.entry < call_.batch) return;
+    ahead_.entry = 0;
+    ahead_.a += 64;
+    ahead_.b += b_step_;
+    if (++ahead_.k < call_.k / 32) return;
+    // What the next call will probably read: the rows that follow, with the same B.
+    ahead_.k = 0;
+    ahead_.a = call_.a + call_.rows * call_.lda;
+    ahead_.b = call_.b;
+  }
+
+  const GemmCall& call_;
+  const int64_t b_step_;
+  const int64_t lines_per_step_;
+  int64_t fetched_ = 0;
+  Cursor ahead_;
+};
+
+template <int parts, bool two, bool wide>
+void multiply(const GemmCall& call) {
   char* c = call.c;
   const int64_t ldc = call.ldc * 4, lower = 16 * ldc;
   if (call.accumulate) {
     _tile_loadd(0, c, ldc);
-    _tile_loadd(1, c + 64, ldc);
-    if (two) {
-      _tile_loadd(2, c + lower, ldc);
-      _tile_loadd(3, c + lower + 64, ldc);
-    }
+    if (wide) _tile_loadd(1, c + 64, ldc);
+    if (two) _tile_loadd(2, c + lower, ldc);
+    if (two && wide) _tile_loadd(3, c + lower + 64, ldc);
   } else {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
   }
-  for (int64_t i = 0; i < call.batch; ++i) {
-    const char *a = call.a + call.a_offset[i], *b = call.b + call.b_offset[i];
-    for (int64_t k = 0; k < call.k; k += 32, a += 64, b += 16 * call.ldb) {
-      _tile_loadd(6, b, call.ldb);
-      _tile_loadd(4, a, call.lda);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, b + 64, call.ldb);
-      _tile_dpbf16ps(1, 4, 7);
-      if (two) {
-        _tile_loadd(5, a + 16 * call.lda, call.lda);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-      }
+  if (call.next_c)
+    for (int row = 0; row < call.rows; ++row) {
+      fetch(call.next_c + row * ldc);
+      if (wide) fetch(call.next_c + row * ldc + 64);
     }
-  }
-  _tile_stored(0, c, ldc);
-  _tile_stored(1, c + 64, ldc);
-  if (two) {
-    _tile_stored(2, c + lower, ldc);
-    _tile_stored(3, c + lower + 64, ldc);
-  }
-}
-
-template <bool two>
-void multiply_16(const GemmCall& call) {
-  char* c = call.c;
-  const int64_t ldc = call.ldc * 4, lower = 16 * ldc;
-  if (call.accumulate) {
-    _tile_loadd(0, c, ldc);
-    if (two) _tile_loadd(2, c + lower, ldc);
+  if (call.far) {
+    Product<parts, two, wide, true>(call).sum();
   } else {
-    _tile_zero(0);
-    _tile_zero(2);
-  }
-  for (int64_t i = 0; i < call.batch; ++i) {
-    const char *a = call.a + call.a_offset[i], *b = call.b + call.b_offset[i];
-    for (int64_t k = 0; k < call.k; k += 32, a += 64, b += 16 * call.ldb) {
-      _tile_loadd(6, b, call.ldb);
-      _tile_loadd(4, a, call.lda);
-      _tile_dpbf16ps(0, 4, 6);
-      if (two) {
-        _tile_loadd(5, a + 16 * call.lda, call.lda);
-        _tile_dpbf16ps(2, 5, 6);
-      }
-    }
+    Product<parts, two, wide, false>(call).sum();
   }
   _tile_stored(0, c, ldc);
+  if (wide) _tile_stored(1, c + 64, ldc);
   if (two) _tile_stored(2, c + lower, ldc);
+  if (two && wide) _tile_stored(3, c + lower + 64, ldc);
 }
 
 // NOTE: a configuration outlives no task: another library in this thread may have its own. Inside a task it is loaded
@@ -118,18 +241,22 @@ inline void configure(int rows) {
   configured_rows = rows;
 }
 
+template <int parts, bool wide>
 void run(const GemmCall& call) {
   configure(call.rows);
-  call.rows > 16 ? multiply_32<true>(call) : multiply_32<false>(call);
-}
-
-void run_half(const GemmCall& call) {
-  configure(call.rows);
-  call.rows > 16 ? multiply_16<true>(call) : multiply_16<false>(call);
+  call.rows > 16 ? multiply<parts, true, wide>(call) : multiply<parts, false, wide>(call);
 }
 
 }  // namespace
 
+// Products per cycle as sustained from L2, not the peak of 1024 flops.
+const Gemm gemm_bf16 = {"bf16_f32_32x32_amx", 32, 32, 2, 32, 800, run<1, true>, run<1, false>, enter, leave, 1, 256};
+const Gemm gemm_bf16x2 = {"bf16x2_f32_32x32_amx", 32, 32, 2, 32, 220, run<2, true>, run<2, false>, enter, leave, 2, 128};
+const Gemm gemm_bf16x3 = {"bf16x3_f32_32x32_amx", 32, 32, 2, 32, 150, run<3, true>, run<3, false>, enter, leave, 3, 64};
+
+}  // namespace CONVGRAD_AMX
+
+#ifndef CONVGRAD_EMULATED_TILES
 bool amx_allowed() {
   static const bool allowed = [] {
     // The operating system must save the tiles (XCR0 bits 17 and 18) and grant their use to this process.
@@ -141,7 +268,6 @@ bool amx_allowed() {
   }();
   return allowed;
 }
-
-const Gemm gemm_bf16_amx = {"bf16_f32_32x32_amx", 32, 32, 2, 32, 800, run, run_half, enter, leave};
+#endif
 
 }  // namespace convgrad

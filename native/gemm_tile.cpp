@@ -85,9 +85,9 @@ constexpr const char *name_f32 = "f32_f32_6x8_generic", *name_f64 = "f64_f64_6x4
 
 constexpr double flops_cycle = CONVGRAD_VECTOR_BYTES == 16 ? 8 : 32;  // Zen 4: two 256-bit FMAs a cycle
 const Gemm gemm_f32 = {name_f32, max_rows, 2 * lanes_f, 1, 1, flops_cycle, run_tile<VecF, float, 2>,
-                       run_tile<VecF, float, 1>, nullptr, nullptr};
+                       run_tile<VecF, float, 1>, nullptr, nullptr, 1, 0, 4};
 const Gemm gemm_f64 = {name_f64, max_rows, 2 * lanes_d, 1, 1, flops_cycle / 2, run_tile<VecD, double, 2>,
-                       run_tile<VecD, double, 1>, nullptr, nullptr};
+                       run_tile<VecD, double, 1>, nullptr, nullptr, 1, 0, 4};
 
 // ---- rearrangements ----
 
@@ -173,6 +173,10 @@ void interleave16(const uint16_t* even, const uint16_t* odd, int64_t n, uint16_t
   }
 }
 
+void shift_pairs(const uint32_t* __restrict src, int64_t n, int64_t distance, uint32_t* __restrict dst) {
+  for (int64_t i = 0; i < n; ++i) dst[i] = src[i] >> 16 | src[i + distance] << 16;
+}
+
 void round_to_bf16(const float* src, int64_t n, uint16_t* dst) {
   for (int64_t i = 0; i < n; ++i) {
     uint32_t u;
@@ -180,6 +184,72 @@ void round_to_bf16(const float* src, int64_t n, uint16_t* dst) {
     uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1)) >> 16;
     dst[i] = uint16_t((u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : rounded);
   }
+}
+
+// The first part is the nearest bf16 (which of two that are equally near does not matter), and so on with what is left;
+// after two parts of 8 bits at most 8 of the 24 bits are left, so the last part is exact.
+#if CONVGRAD_VECTOR_BYTES != 64
+inline void split_one(uint32_t bits, int parts, uint16_t* dst, int64_t plane) {
+  float rest;
+  memcpy(&rest, &bits, 4);
+  for (int part = 0; part < parts; ++part) {
+    uint32_t u;
+    memcpy(&u, &rest, 4);
+    const uint32_t near = part + 1 < parts ? (u + 0x8000u) & 0xffff0000u : u & 0xffff0000u;
+    dst[part * plane] = uint16_t(near >> 16);
+    float value;
+    memcpy(&value, &near, 4);
+    rest -= value;
+  }
+}
+#endif
+
+void split_to_bf16(const char* src, int64_t line_stride, int64_t lines, int64_t n, int parts, uint16_t* dst,
+                   int64_t pitch, int64_t plane, Magnitudes& met) {
+  Magnitudes found;
+#if CONVGRAD_VECTOR_BYTES == 64
+  // The upper halves of two vectors' words, in order.
+  alignas(64) static constexpr uint16_t odd[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                                   33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  const __m512i pick = _mm512_load_si512(odd), upper = _mm512_set1_epi32(int(0xffff0000u));
+  const __m512i half = _mm512_set1_epi32(0x8000), magnitude = _mm512_set1_epi32(0x7fffffff);
+  const __m512i one = _mm512_set1_epi32(1);
+  __m512i smallest = _mm512_set1_epi32(-1), largest = _mm512_setzero_si512();
+  for (int64_t line = 0; line < lines; ++line, src += line_stride, dst += pitch)
+    for (int64_t i = 0; i < n; i += 32) {
+      const int64_t left = n - i;
+      const __mmask16 low = __mmask16(left >= 16 ? 0xffffu : (1u << left) - 1);
+      const __mmask16 high = __mmask16(left >= 32 ? 0xffffu : left <= 16 ? 0u : (1u << (left - 16)) - 1);
+      const __mmask32 all = left >= 32 ? 0xffffffffu : (1u << left) - 1;
+      __m512i a = _mm512_maskz_loadu_epi32(low, src + 4 * i), b = _mm512_maskz_loadu_epi32(high, src + 4 * i + 64);
+      const __m512i size_a = _mm512_and_si512(a, magnitude), size_b = _mm512_and_si512(b, magnitude);
+      largest = _mm512_max_epu32(largest, _mm512_max_epu32(size_a, size_b));
+      const __m512i below = _mm512_min_epu32(_mm512_sub_epi32(size_a, one), _mm512_sub_epi32(size_b, one));
+      smallest = _mm512_min_epu32(smallest, below);
+      uint16_t* to = dst + i;
+      for (int part = 0; part + 1 < parts; ++part, to += plane) {
+        const __m512i near_a = _mm512_and_si512(_mm512_add_epi32(a, half), upper);
+        const __m512i near_b = _mm512_and_si512(_mm512_add_epi32(b, half), upper);
+        _mm512_mask_storeu_epi16(to, all, _mm512_permutex2var_epi16(near_a, pick, near_b));
+        a = _mm512_castps_si512(_mm512_sub_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(near_a)));
+        b = _mm512_castps_si512(_mm512_sub_ps(_mm512_castsi512_ps(b), _mm512_castsi512_ps(near_b)));
+      }
+      _mm512_mask_storeu_epi16(to, all, _mm512_permutex2var_epi16(a, pick, b));
+    }
+  found.smallest = _mm512_reduce_min_epu32(smallest);
+  found.largest = _mm512_reduce_max_epu32(largest);
+#else
+  for (int64_t line = 0; line < lines; ++line, src += line_stride, dst += pitch)
+    for (int64_t i = 0; i < n; ++i) {
+      uint32_t bits;
+      memcpy(&bits, src + 4 * i, 4);
+      const uint32_t size = bits & 0x7fffffffu;
+      found.largest = size > found.largest ? size : found.largest;
+      found.smallest = size - 1 < found.smallest ? size - 1 : found.smallest;
+      split_one(bits, parts, dst + i, plane);
+    }
+#endif
+  met.merge(found);
 }
 
 bool any_nan(const float* line, int64_t n) {
@@ -204,7 +274,8 @@ double sum(const float* line, int64_t n) {
 }  // namespace
 
 GemmKernels gemm_kernels() {
-  return {&gemm_f32, &gemm_f64, nullptr, transpose32, interleave16, round_to_bf16, any_nan, sum};
+  return {&gemm_f32,    &gemm_f64,     nullptr,       nullptr, nullptr, transpose32,
+          interleave16, shift_pairs, round_to_bf16, split_to_bf16, any_nan, sum};
 }
 
 }  // namespace convgrad::CONVGRAD_ISA

@@ -1,17 +1,20 @@
 // Depthwise and grouped convolutions with few channels per group: output and input gradient, planned and run.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <numeric>
 
+#include "direct.h"
 #include "grouped.h"
+#include "line.h"
 #include "threads.h"
 
 namespace convgrad {
 
 // Cycles per vector, measured on Zen 4 (f32, AVX-512, data in the second-level cache).
 static constexpr double cycles_per_product = 1.15, cycles_across_channels = 4, cycles_transposed = 10,
-                        cycles_one_by_one = 60;
+                        cycles_one_by_one = 60, cycles_direct = 2, cycles_line = 6;
 static constexpr double cycles_per_byte = 0.25;  // of memory, one core
 static constexpr int64_t cache_bytes = 16 << 20;  // results that move more are written around the caches
 static constexpr int64_t tasks_wanted = 16;  // so that a few threads share the work evenly; a constant, for the bits
@@ -77,13 +80,22 @@ BoxCut choose_box(const int64_t* size, int64_t blocks, int64_t limit_vectors,
   return best;
 }
 
+// Cycles of the direct kernels of groups; measured on Zen 4, as a time (fit_workspace counts slower cycles).
+static double group_cycles(const DirectUnits& units, double pixels, double reach, bool slides) {
+  const bool pairs = units.dtype == Dtype::bf16, shared = units.group_to < units.lanes;
+  const double words = double(units.group_from) / (pairs ? 2 : 1);
+  const double per_word = shared ? (pairs ? 2.3 : 1.5) : slides ? 1.15 : pairs ? 1.8 : 1.2;
+  return 0.83 * pixels * double(units.units()) * (words * reach * per_word + 10);
+}
+
 // Why the lane kernels do not serve a problem, or an empty string.
 std::string lanes_refuse(const Problem& problem) {
   const Geometry& g = problem.geo;
   if (g.G < 2) return "groups=1: there are no lanes to fill with groups";
-  if (g.group_in() > 64 || g.group_out() > 64)
+  const int64_t most = 128;
+  if (g.group_in() > most || g.group_out() > most)
     return std::to_string(g.group_in()) + " input and " + std::to_string(g.group_out()) +
-           " output channels per group: above 64 the dense kernels are better";
+           " output channels per group: above 128 the dense kernels are better";
   if (!g.N || !g.C || !g.K || !g.out_pixels() || !g.in_pixels()) return "a tensor without elements";
   return "";
 }
@@ -99,21 +111,139 @@ struct CorrelatePlan {
   std::vector<LanePhase> phases[3];
   int64_t packed_bytes, finite_bytes, slab_vectors, scratch_bytes, together, batch;
   bool stream;
+  DirectUnits units;  // of the direct kernels, which take arrays with channels last
+  bool direct;
+  int64_t direct_rows, direct_splits;  // rows of a task, in all planes; ranges of units
+  LineCorrelation line{};  // what the lines of a problem along one axis share
+  bool lines;              // its kernel takes arrays whose pixels lie together
 
   explicit CorrelatePlan(const Problem& p)
       : problem(p), correlation{&problem.geo, p.wrt == wrt_input},
-        spread(p.geo, p.isa->vector_bytes / element_bytes()), kernels(p.isa->level) {}
+        spread(p.geo, p.isa->vector_bytes / element_bytes()), kernels(p.isa->level) {
+    direct = direct_units(problem, units) && p.dtype == p.out_dtype;
+    if (direct) units.pair = direct_pair(problem);
+    else direct = group_units(problem, units);
+#if defined(__x86_64__)
+    if (units.pair) kernels.direct = avx512_bf16::correlate_direct;
+    if (units.group_to && direct)
+      kernels.direct = p.dtype == Dtype::f32 ? avx512::correlate_groups : avx512_bf16::correlate_groups;
+#endif
+    // Whole planes, or bands of rows of all planes where the planes that a result reads would leave the cache. A band
+    // reads rows of its neighbours again: it is taller than the kernel unless there are too few tasks.
+    const int64_t *size = correlation.to_size(), *from = correlation.from_size();
+    const int64_t row = p.geo.C * from[2] * size_of(p.dtype) * p.geo.kernel[0], spare = 4 * p.geo.kernel[1];
+    const int64_t most = p.geo.kernel[0] > 1 ? l2_bytes / 2 / std::max<int64_t>(1, row) : size[1];
+    int64_t bands = divide_up(size[1], std::max(most, spare));
+    bands = std::max(bands, std::min(divide_up(tasks_wanted, p.geo.N), divide_up(size[1], spare)));
+    direct_rows = divide_up(size[1], bands);
+    lines = prepare_lines();
+    direct_splits = direct ? std::clamp<int64_t>(tasks_wanted / (p.geo.N * bands), 1, divide_up(units.units(), 4)) : 1;
+  }
   CorrelatePlan(const CorrelatePlan&) = delete;
 
   int64_t element_bytes() const { return problem.dtype == Dtype::f64 ? 8 : 4; }
 
+  bool prepare_lines();
+  bool run_lines(const Arguments& args, const Tensor& from, const Tensor& to) const;
+  void run_direct(const Arguments& args, const Tensor& from, const Tensor& to) const;
   void run(const Arguments& args) const;
 };
+
+bool CorrelatePlan::prepare_lines() {
+  const Geometry& geo = problem.geo;
+  const bool one_axis = geo.in[0] * geo.in[1] == 1 && geo.out[0] * geo.out[1] == 1 && geo.kernel[0] * geo.kernel[1] == 1;
+  const bool vectors = problem.out_dtype == Dtype::f32 || problem.out_dtype == Dtype::bf16 ||
+                       (problem.out_dtype == Dtype::f16 && problem.isa->level >= 1);
+  const int64_t span = (geo.kernel[2] - 1) * geo.dilation[2];
+  line.operand = operand_code(problem);
+  line.result = result_code(problem);
+  line.from_size = correlation.from_size()[2];
+  line.to_size = correlation.to_size()[2];
+  line.taps = geo.kernel[2];
+  line.step = geo.dilation[2];
+  line.pad = correlation.input ? span - geo.pad[2] : geo.pad[2];
+  // The order of the other kernels, see parts_of_rows: pixels ascend where taps slide, otherwise taps do.
+  line.backwards = correlation.input && (line.taps < 3 || line.step > 1);
+  return one_axis && vectors && problem.dtype != Dtype::f64 && geo.group_in() == 1 && geo.group_out() == 1 &&
+         geo.stride[2] == 1 && line.scratch_floats() * 4 <= l2_bytes / 8;
+}
+
+// Every channel of every image is a line. False where weights hold Inf or NaN: they must meet no padding.
+bool CorrelatePlan::run_lines(const Arguments& args, const Tensor& from, const Tensor& to) const {
+  const Geometry& geo = problem.geo;
+  const int64_t pieces = std::min(geo.C, divide_up(2 * tasks_wanted, geo.N)), taps = line.taps;
+  float* weights = reinterpret_cast<float*>(args.workspace);
+  bool* finite = reinterpret_cast<bool*>(args.workspace + packed_bytes);
+  parallel_for(spread.weight_blocks, args.threads, [&](int64_t block, int) {
+    finite[block] = true;
+    for (int64_t c = block * spread.lanes; c < std::min(geo.C, (block + 1) * spread.lanes); ++c) {
+      read_taps(geo, args.w, args.w.data + c * args.w.stride[axis_o], line.operand, weights + c * taps);
+      for (int64_t s = 0; s < taps; ++s) finite[block] &= std::isfinite(weights[c * taps + s]);
+      if (correlation.input) std::reverse(weights + c * taps, weights + (c + 1) * taps);
+    }
+  });
+  if (!std::all_of(finite, finite + spread.weight_blocks, [](bool f) { return f; })) return false;
+  parallel_for(geo.N * pieces, args.threads, [&](int64_t task, int slot) {
+    const int64_t image = task / pieces, first = geo.C * (task % pieces) / pieces;
+    LineCorrelation job = line;
+    job.from = from.data + image * from.stride[axis_n] + first * from.stride[axis_c];
+    job.to = to.data + image * to.stride[axis_n] + first * to.stride[axis_c];
+    job.from_line = from.stride[axis_c];
+    job.to_line = to.stride[axis_c];
+    job.lines = geo.C * (task % pieces + 1) / pieces - first;
+    job.weights = weights + first * taps;
+    job.stream = stream;
+    job.scratch = reinterpret_cast<float*>(args.workspace + packed_bytes + finite_bytes + slot * scratch_bytes);
+    kernels.lines(job);
+  });
+  return true;
+}
+
+void CorrelatePlan::run_direct(const Arguments& args, const Tensor& from, const Tensor& to) const {
+  const Geometry& geo = problem.geo;
+  float* packed = reinterpret_cast<float*>(args.workspace);
+  if (units.group_to) pack_groups(problem, units, args.w, operand_code(problem), packed, args.threads);
+  else pack_direct(geo, units, args.w, operand_code(problem), packed, args.threads);
+  const int64_t *size = correlation.to_size(), bands = divide_up(size[1], direct_rows), bytes = size_of(problem.dtype);
+  // A unit is written around the caches where it is a whole line of them.
+  int64_t lines = reinterpret_cast<intptr_t>(to.data) | units.channels * bytes;
+  for (int axis : {axis_n, axis_d, axis_h, axis_w}) lines |= to.stride[axis];
+  parallel_for(geo.N * bands * direct_splits, args.threads, [&](int64_t task, int) {
+    const int64_t split = task % direct_splits, band = task / direct_splits % bands, image = task / direct_splits / bands;
+    DirectRows job{};
+    job.units = units;
+    job.from = from.data + image * from.stride[axis_n];
+    job.to = to.data + image * to.stride[axis_n];
+    job.from_stride = from.stride;
+    job.to_stride = to.stride;
+    job.weights = packed;
+    job.taps = geo.taps();
+    job.weight_tap[0] = geo.kernel[1] * geo.kernel[2];
+    job.weight_tap[1] = geo.kernel[2];
+    job.weight_tap[2] = 1;
+    for (int a = 0; a < 3; ++a) {
+      job.source_size[a] = correlation.from_size()[a];
+      job.phase[a] = phases[a].data();
+      job.phases[a] = int64_t(phases[a].size());
+    }
+    job.first_unit = units.units() * split / direct_splits;
+    job.unit_count = units.units() * (split + 1) / direct_splits - job.first_unit;
+    job.extent[0] = size[0];
+    job.first[1] = band * direct_rows;
+    job.extent[1] = std::min(direct_rows, size[1] - job.first[1]);
+    job.width = size[2];
+    job.stream = stream && lines % 64 == 0;
+    kernels.direct(job);
+  });
+}
 
 void CorrelatePlan::run(const Arguments& args) const {
   const Geometry& geo = problem.geo;
   const bool input = correlation.input;
   const Tensor &from = input ? args.y : args.x, &to = input ? args.x : args.y;
+  if (direct && direct_fits(units, from, to)) return run_direct(args, from, to);
+  const bool together_x = from.stride[axis_w] == size_of(problem.dtype) && to.stride[axis_w] == size_of(problem.out_dtype);
+  if (lines && together_x && run_lines(args, from, to)) return;
   const ElementCode operand = operand_code(problem), result = result_code(problem);
   char* packed = args.workspace;
   bool* finite = reinterpret_cast<bool*>(packed + packed_bytes);
@@ -195,6 +325,7 @@ std::optional<Plan> plan_grouped(const Problem& problem, std::string& why_not) {
   const auto held = [&](const int64_t* extent) { return slab(extent) + way.to_channels() * batch(extent) * extent[2]; };
   int64_t limit = l2_bytes / 3 / vector_bytes;
   p->packed_bytes = p->spread.weight_blocks * geo.group_out() * geo.group_in() * geo.taps() * vector_bytes;
+  if (p->direct) p->packed_bytes = std::max(p->packed_bytes, p->units.units() * p->units.tap_floats() * geo.taps() * 4);
   p->packed_bytes = up_to_multiple(p->packed_bytes, 64);
   p->finite_bytes = up_to_multiple(p->spread.weight_blocks, 64);
   const int64_t shared = p->packed_bytes + p->finite_bytes;
@@ -206,6 +337,7 @@ std::optional<Plan> plan_grouped(const Problem& problem, std::string& why_not) {
     p->slab_vectors = slab(p->cut.extent);
     p->batch = batch(p->cut.extent);
     p->scratch_bytes = up_to_multiple(p->together * held(p->cut.extent) * vector_bytes, 64);
+    if (p->lines) p->scratch_bytes = std::max(p->scratch_bytes, up_to_multiple(p->line.scratch_floats() * 4, 64));
     if (shared + p->scratch_bytes <= problem.max_workspace || limit <= 1) break;
   }
 
@@ -214,15 +346,27 @@ std::optional<Plan> plan_grouped(const Problem& problem, std::string& why_not) {
   const double vectors_in = double(p->spread.image_blocks) * p->spread.weight_blocks * p->cut.boxes() * p->slab_vectors;
   double reach = landing_share(geo);  // taps per destination pixel
   for (int a = 0; a < 3; ++a) reach *= double(geo.kernel[a]) / (way.input ? geo.stride[a] : 1);
-  const double cycles = lane_weight_cycles(geo) + vectors_out * reach * way.from_channels() *
-                            (way.to_channels() > 1 ? 1.05 : cycles_per_product) +
-                        vectors_in * lane_move_cycles(from_nominal, bytes, way.from_channels(), p->spread) +
-                        vectors_out * lane_move_cycles(to_nominal, bytes, way.to_channels(), p->spread);
+  const bool direct = p->direct && from_nominal[axis_c] == bytes && to_nominal[axis_c] == bytes;
+  double cycles = lane_weight_cycles(geo) +
+                  vectors_out * reach * way.from_channels() * (way.to_channels() > 1 ? 1.05 : cycles_per_product);
+  const bool lines = p->lines && !direct && from_nominal[axis_w] == bytes && to_nominal[axis_w] == bytes;
+  if (direct && p->units.group_to)
+    cycles = group_cycles(p->units, double(geo.N) * way.to_size()[0] * way.to_size()[1] * way.to_size()[2], reach,
+                          geo.kernel[2] / (way.input ? geo.stride[2] : 1) >= 3) + lane_weight_cycles(geo) / 4;
+  else if (direct) cycles += vectors_out * cycles_direct;
+  else if (lines) cycles += vectors_out * cycles_line;
+  else
+    cycles += vectors_in * lane_move_cycles(from_nominal, bytes, way.from_channels(), p->spread) +
+              vectors_out * lane_move_cycles(to_nominal, bytes, way.to_channels(), p->spread);
 
   Plan plan;
-  plan.kernel = std::string(geo.group_in() == 1 ? "depthwise" : "grouped") + "_" +
-                (problem.dtype == Dtype::f64 ? "f64_" : "f32_") + std::to_string(p->spread.lanes) + "lanes_" +
-                problem.isa->name;
+  const bool paired = direct && (p->units.pair || (p->units.group_to && problem.dtype == Dtype::bf16));
+  plan.kernel = std::string(geo.group_in() == 1 ? "depthwise" : "grouped") + (direct ? "_direct" : lines ? "_line" : "") +
+                (paired ? "_bf16_" : problem.dtype == Dtype::f64 ? "_f64_" : "_f32_") +
+                std::to_string(p->spread.lanes) + "lanes_" +
+                (paired ? "avx512_bf16" : compiled_level(problem.isa->level));
+  // Nothing but products and memory to estimate; the dense estimates for groups were found a tenth too low.
+  if (direct || lines) plan.doubt = p->units.group_to ? 0.9 : 1;
   const double bound = std::max(cycles, double(moved) * cycles_per_byte);
   if (!fit_workspace(plan, problem, shared, p->scratch_bytes, bound, why_not)) return std::nullopt;
   char note[256];

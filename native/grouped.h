@@ -1,7 +1,9 @@
 // How a grouped problem is cut for the lane kernels: which group of which image is in which lane, boxes of pixels.
 #pragma once
 
+#include "direct.h"
 #include "lanes.h"
+#include "line.h"
 
 namespace convgrad {
 
@@ -56,6 +58,9 @@ struct LaneKernels {
   decltype(&generic::weight_grad_lanes) weight_grad;
   decltype(&generic::finite_lanes) finite;
   decltype(&generic::sum_lanes) sum;
+  decltype(&generic::correlate_lines) lines;
+  decltype(&generic::correlate_direct) direct;
+  decltype(&generic::weight_grad_direct) direct_weight;
   explicit LaneKernels(int level);
 };
 
@@ -90,6 +95,9 @@ LaneCut choose_lane_cut(const Problem& problem, const LaneSpread& spread, const 
 double lane_move_cycles(const int64_t* stride, int64_t bytes, int64_t channels, const LaneSpread& spread);
 
 std::optional<Plan> plan_grouped_weight(const Problem& problem, std::string& why_not);
+
+// The level that the lane kernels of a machine's level were compiled for.
+inline const char* compiled_level(int level) { return level >= 2 ? "avx512" : level == 1 ? "avx2" : "generic"; }
 
 // Sets the plan's workspace, threads and estimate; false (and why) where not even one thread's share fits the limit.
 bool fit_workspace(Plan& plan, const Problem& problem, int64_t shared, int64_t per_thread, double cycles,

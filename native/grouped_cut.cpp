@@ -138,7 +138,10 @@ LaneKernels::LaneKernels([[maybe_unused]] int level)
       correlate(CONVGRAD_LANE_KERNEL(correlate_lanes)),
       weight_grad(CONVGRAD_LANE_KERNEL(weight_grad_lanes)),
       finite(CONVGRAD_LANE_KERNEL(finite_lanes)),
-      sum(CONVGRAD_LANE_KERNEL(sum_lanes)) {}
+      sum(CONVGRAD_LANE_KERNEL(sum_lanes)),
+      lines(CONVGRAD_LANE_KERNEL(correlate_lines)),
+      direct(CONVGRAD_LANE_KERNEL(correlate_direct)),
+      direct_weight(CONVGRAD_LANE_KERNEL(weight_grad_direct)) {}
 
 namespace {
 

@@ -12,6 +12,7 @@ namespace {
 
 constexpr double cycles_per_byte = 0.25, cycles_per_product = 1.15;
 constexpr int64_t tasks_wanted = 16;
+constexpr int64_t most_direct_taps = 128;  // above, the sums of a chunk leave the first-level cache for every band
 
 // Items are (image block, box) pairs; a chunk is a range of items whose products are summed by one task into sums of
 // its own. The chunks, and so the bits of the result, depend on the problem alone.
@@ -21,19 +22,41 @@ struct WeightPlan {
   LaneKernels kernels;
   BoxCut cut;
   int64_t chunks, together, x_vectors, dy_vectors, sum_vectors, scratch_bytes;
+  DirectUnits units;  // of the direct kernels, which take arrays with channels last
+  bool direct;
+  int64_t direct_rows, direct_pixels, direct_chunks;  // rows and pixels of dy at a time; chunks of such boxes
 
   explicit WeightPlan(const Problem& p)
-      : problem(p), spread(p.geo, p.isa->vector_bytes / int(element_bytes())), kernels(p.isa->level) {}
+      : problem(p), spread(p.geo, p.isa->vector_bytes / int(element_bytes())), kernels(p.isa->level) {
+    direct = direct_units(problem, units) && p.geo.taps() <= most_direct_taps;
+    // The rows of all channels stay in the second-level cache while unit after unit is summed.
+    const int64_t row = geo_row_bytes();
+    direct_rows = std::clamp<int64_t>(l2_bytes / 4 / std::max<int64_t>(1, row), 1, p.geo.out[1]);
+    const int64_t parts = std::clamp<int64_t>(row * direct_rows / (l2_bytes / 2), 1, divide_up(p.geo.out[2], 16));
+    direct_pixels = divide_up(p.geo.out[2], parts);
+    direct_chunks = std::min(tasks_wanted, direct_boxes());
+  }
   WeightPlan(const WeightPlan&) = delete;
 
   int64_t element_bytes() const { return problem.dtype == Dtype::f64 ? 8 : 4; }
   bool f64() const { return problem.dtype == Dtype::f64; }
   bool bias() const { return problem.wrt & wrt_bias; }
   int64_t items() const { return spread.image_blocks * cut.boxes(); }
+  int64_t geo_row_bytes() const {
+    const Geometry& g = problem.geo;
+    return (g.K * g.out[2] + g.C * g.in[2] * g.stride[1] * g.kernel[0]) * size_of(problem.dtype);
+  }
+  int64_t direct_boxes() const {
+    const Geometry& g = problem.geo;
+    return g.N * g.out[0] * divide_up(g.out[1], direct_rows) * divide_up(g.out[2], direct_pixels);
+  }
+  int64_t direct_entries() const { return (problem.geo.taps() + bias()) * units.unit(); }  // floats of one unit
+  int64_t direct_bytes() const { return direct_chunks * units.units() * direct_entries() * 4; }
 
   void chunk(const Arguments& args, int64_t first, int64_t index, char* sums, char* scratch) const;
   template <typename T>
   void finish(const Arguments& args, int64_t block, char* sums) const;
+  void run_direct(const Arguments& args) const;
   void run(const Arguments& args) const;
 };
 
@@ -114,7 +137,53 @@ void WeightPlan::finish(const Arguments& args, int64_t block, char* sums) const 
   }
 }
 
+// Every chunk of boxes has sums of its own; they are added in order.
+void WeightPlan::run_direct(const Arguments& args) const {
+  const Geometry& geo = problem.geo;
+  const int64_t entries = direct_entries(), chunk_floats = units.units() * entries, unit = units.unit();
+  const int64_t tall = divide_up(geo.out[1], direct_rows), wide = divide_up(geo.out[2], direct_pixels);
+  float* sums = reinterpret_cast<float*>(args.workspace);
+  parallel_for(direct_chunks, args.threads, [&](int64_t index, int) {
+    DirectWeightGrad job{};
+    job.units = units;
+    job.geo = &geo;
+    job.x_stride = args.x.stride;
+    job.dy_stride = args.y.stride;
+    job.bias = bias();
+    job.sums = sums + index * chunk_floats;
+    std::fill_n(job.sums, chunk_floats, 0.0f);
+    for (int64_t i = direct_boxes() * index / direct_chunks; i < direct_boxes() * (index + 1) / direct_chunks; ++i) {
+      const int64_t image = i / wide / tall / geo.out[0];  // planes go fast: they read each other's inputs
+      job.x = args.x.data + image * args.x.stride[axis_n];
+      job.dy = args.y.data + image * args.y.stride[axis_n];
+      job.z = i / wide % geo.out[0];
+      job.first = i / wide / geo.out[0] % tall * direct_rows;
+      job.rows = std::min(direct_rows, geo.out[1] - job.first);
+      job.first_pixel = i % wide * direct_pixels;
+      job.pixels = std::min(direct_pixels, geo.out[2] - job.first_pixel);
+      kernels.direct_weight(job);
+    }
+  });
+  const ElementCode code = result_code(problem);
+  parallel_for(units.units(), args.threads, [&](int64_t u, int) {
+    float* total = sums + u * entries;
+    for (int64_t c = 1; c < direct_chunks; ++c)
+      for (int64_t i = 0; i < entries; ++i) total[i] += total[c * chunk_floats + i];
+    std::vector<float> line(geo.taps());
+    for (int64_t c = 0; c < unit; ++c) {
+      const int64_t channel = units.first(u) + c;
+      const float* from = total + units.place(c);
+      for (int64_t tap = 0; tap < geo.taps(); ++tap) line[tap] = from[tap * unit];
+      // NOTE: channels of two units are written by the first of them only: units are finished side by side.
+      if (u > 0 && channel < units.first(u - 1) + unit) continue;
+      write_taps(geo, args.w, args.w.data + channel * args.w.stride[axis_o], code, line.data());
+      if (bias()) code.encode(from + geo.taps() * unit, 1, args.db.data + channel * args.db.stride[0], 0);
+    }
+  });
+}
+
 void WeightPlan::run(const Arguments& args) const {
+  if (direct && direct_fits(units, args.x, args.y)) return run_direct(args);
   const int64_t sum_bytes = sum_vectors * problem.isa->vector_bytes, blocks = spread.weight_blocks;
   char* scratch = args.workspace + chunks * blocks * sum_bytes;
   const int64_t wide_blocks = divide_up(blocks, together);
@@ -158,18 +227,25 @@ std::optional<Plan> plan_grouped_weight(const Problem& problem, std::string& why
     limit = std::max<int64_t>(1, limit / 2);
   }
   const int64_t bytes = size_of(problem.dtype);
+  if (p->direct && std::max(shared, p->direct_bytes()) + p->scratch_bytes > problem.max_workspace) p->direct = false;
+  if (p->direct) shared = std::max(shared, up_to_multiple(p->direct_bytes(), 64));
+  const bool direct = p->direct && problem.x_nominal[axis_c] == bytes && problem.y_nominal[axis_c] == bytes;
   const double boxes = double(p->items()) * blocks;
-  const double cycles =
+  double cycles =
       boxes * (p->dy_vectors * double(geo.group_in() * geo.taps()) * landing_share(geo) * cycles_per_product +
                p->x_vectors * lane_move_cycles(problem.x_nominal, bytes, geo.group_in(), p->spread) +
                p->dy_vectors * lane_move_cycles(problem.y_nominal, bytes, geo.group_out(), p->spread)) +
       double(p->chunks) * blocks * p->sum_vectors * 3 + lane_weight_cycles(geo) +
       boxes * p->sum_vectors * (p->sum_vectors * vector_bytes > l2_bytes / 2 ? 15 : 2);
+  if (direct)
+    cycles = double(geo.N) * geo.out_pixels() * blocks * (geo.taps() * landing_share(geo) * cycles_per_product + 2) +
+             double(p->direct_boxes()) * blocks * geo.taps() * 3 + lane_weight_cycles(geo);
   const double moved = double(geo.N) * (geo.C * geo.in_pixels() + geo.K * geo.out_pixels()) * bytes;
 
   Plan plan;
-  plan.kernel = std::string(geo.group_in() == 1 ? "depthwise" : "grouped") + "_weight_" + (p->f64() ? "f64_" : "f32_") +
-                std::to_string(p->spread.lanes) + "lanes_" + problem.isa->name;
+  plan.kernel = std::string(geo.group_in() == 1 ? "depthwise" : "grouped") + (direct ? "_direct_weight_" : "_weight_") + (p->f64() ? "f64_" : "f32_") +
+                std::to_string(p->spread.lanes) + "lanes_" + compiled_level(problem.isa->level);
+  if (direct) plan.doubt = 1;  // nothing but products and memory to estimate
   if (!fit_workspace(plan, problem, shared, p->scratch_bytes, std::max(cycles, moved * cycles_per_byte), why_not))
     return std::nullopt;
   char note[256];

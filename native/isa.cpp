@@ -42,15 +42,16 @@ float hif8_value(int code) {
 }
 
 struct Levels {
-  Isa isa[5] = {};
-  GemmKernels gemm[5] = {};
+  Isa isa[6] = {};
+  GemmKernels gemm[6] = {};
   int available = 0;  // the highest level of this machine
 
   Levels() {
     for (int code = 0; code < 256; ++code) hif8_values[code] = hif8_value(code);
-    static const char* const names[] = {"generic", "avx2", "avx512", "avx512_bf16", "amx"};
+    // The last one is for tests: the kernels of amx with tiles in software. It is never chosen unless named.
+    static const char* const names[] = {"generic", "avx2", "avx512", "avx512_bf16", "amx", "amx_emulated"};
     available = detect();
-    for (int level = 0; level < 5; ++level) {
+    for (int level = 0; level < 6; ++level) {
       isa[level].name = names[level];
       isa[level].level = level;
 #if defined(__x86_64__)
@@ -59,13 +60,21 @@ struct Levels {
       // NOTE: vdpbf16ps does twice the products of an f32 FMA on Zen 4 (measured 227 against 115 GFLOP/s a core) but half
       // of them on Sapphire Rapids (89 against 174): there bf16 operands are multiplied as f32.
       if (level == 3 && __builtin_cpu_is("amd")) gemm[level].bf16 = &gemm_bf16_avx512;
-      if (level == 4) gemm[level].bf16 = &gemm_bf16_amx;
+      if (level == 4) set_amx(gemm[level], amx::gemm_bf16, amx::gemm_bf16x2, amx::gemm_bf16x3);
+      if (level == 5)
+        set_amx(gemm[level], amx_emulated::gemm_bf16, amx_emulated::gemm_bf16x2, amx_emulated::gemm_bf16x3);
 #else
       generic::fill_lines(isa[level]);
       gemm[level] = generic::gemm_kernels();
 #endif
       isa[level].gemm = &gemm[level];
     }
+  }
+
+  static void set_amx(GemmKernels& kernels, const Gemm& bf16, const Gemm& bf16x2, const Gemm& bf16x3) {
+    kernels.bf16 = &bf16;
+    kernels.bf16x2 = &bf16x2;
+    kernels.bf16x3 = &bf16x3;
   }
 
   static int detect() {
@@ -109,6 +118,8 @@ RoundLine Isa::rounding(Dtype operand, Compute compute) const {
 const Isa* find_isa(const char* name) {
   for (int level = 0; level <= levels().available; ++level)
     if (!std::strcmp(levels().isa[level].name, name)) return &levels().isa[level];
+  // NOTE: the emulation's other tables are those of AVX-512.
+  if (levels().available >= 2 && !std::strcmp(levels().isa[5].name, name)) return &levels().isa[5];
   return nullptr;
 }
 

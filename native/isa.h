@@ -32,8 +32,8 @@ struct GemmKernels;  // gemm.h
 
 // One instruction set level. Tables are filled by lines.cpp and the gemm files compiled with that level's flags.
 struct Isa {
-  const char* name;  // generic, avx2, avx512, avx512_bf16, amx
-  int level;         // 0..4 in that order: each level can also run the kernels of the lower ones
+  const char* name;  // generic, avx2, avx512, avx512_bf16, amx; amx_emulated for tests
+  int level;         // 0..5 in that order: each level can also run the kernels of the lower ones
   int vector_bytes;  // 16, 32, 64
   DecodeLine decode[dtype_count];  // [Dtype::f64] is null
   DecodeBlock decode_block[dtype_count];

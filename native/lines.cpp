@@ -239,6 +239,38 @@ inline void store_vector(Bf16, char* dst, __mmask16 mask, __m512 v) {
 }
 #endif
 
+#if defined(__AVX512F__)
+// 32 floats; says whether one is NaN.
+template <typename Format>
+inline int store_two_vectors(Format, char* dst, const float* src) {
+  const __m512 a = _mm512_loadu_ps(src), b = _mm512_loadu_ps(src + 16);
+  store_vector(Format{}, dst, 0xffff, a);
+  store_vector(Format{}, dst + 32, 0xffff, b);
+  return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q);
+}
+template <>
+inline int store_two_vectors<Bf16>(Bf16, char* dst, const float* src) {
+  alignas(64) static constexpr uint16_t upper_halves[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
+                                                            23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
+                                                            45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  const __m512 a = _mm512_loadu_ps(src), b = _mm512_loadu_ps(src + 16);
+  const int nan = _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q);
+  if (__builtin_expect(nan, 0)) {
+    store_vector(Bf16{}, dst, 0xffff, a);
+    store_vector(Bf16{}, dst + 32, 0xffff, b);
+    return nan;
+  }
+  const __m512i one = _mm512_set1_epi32(1), half = _mm512_set1_epi32(0x7fff);
+  const auto rounded = [&](__m512i u) {
+    return _mm512_add_epi32(_mm512_add_epi32(u, half), _mm512_and_si512(_mm512_srli_epi32(u, 16), one));
+  };
+  const __m512i pick = _mm512_load_si512(upper_halves);
+  _mm512_storeu_si512(dst, _mm512_permutex2var_epi16(rounded(_mm512_castps_si512(a)), pick,
+                                                     rounded(_mm512_castps_si512(b))));
+  return 0;
+}
+#endif
+
 template <typename Format, bool vectors>
 bool encode_block(const float* src, int64_t pitch, int64_t lines, int64_t n, char* dst, int64_t line_stride,
                   int64_t stride) {
@@ -248,7 +280,10 @@ bool encode_block(const float* src, int64_t pitch, int64_t lines, int64_t n, cha
 #if defined(__AVX512F__)
     if constexpr (vectors) {
       if (stride == size) {
-        for (int64_t i = 0; i < n; i += 16) {
+        int64_t i = 0;
+        if constexpr (size == 2)
+          for (; i + 32 <= n; i += 32) nan |= store_two_vectors(Format{}, dst + i * size, src + i);
+        for (; i < n; i += 16) {
           const __mmask16 mask = __mmask16(n - i < 16 ? (1u << (n - i)) - 1 : 0xffffu);
           const __m512 v = _mm512_maskz_loadu_ps(mask, src + i);
           nan |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);

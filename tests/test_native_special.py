@@ -25,7 +25,7 @@ DEPTHWISE = [
     "n3 c37 k37 i50 w4 p3:0 g37", "n1 c20 k20 i6x7x8 w3x2x3 s1x2x2 p1x1x1 g20", "n1 c32 k32 i20x20 w31x31 p15x15 g32",
     "n1 c18 k18 i10x10 w3x3 s4x4 p5x5 g18", "n2 c17 k17 i3x3 w2x2 s4x4 g17", "n1 c16 k16 i300 w3 p128 d128 g16",
     "n5 c3 k3 i12x10 w3x3 p1x1 g3", "n1 c33 k33 i5x6x9 w5x5x5 p2x2x2 g33", "n2 c64 k192 i8x8 w3x3 p1x1 g64",
-    "n2 c40 k40 i11x12 w5x5 s3x2 p2x2 d2x3 g40",
+    "n2 c40 k40 i11x12 w5x5 s3x2 p2x2 d2x3 g40", "n1 c70 k70 i9x13 w7x9 p3x4 g70", "n1 c64 k64 i40 w5 s2 p2 g64",
 ]
 GROUPED = [
     "n2 c64 k64 i8x8 w3x3 p1x1 g16", "n2 c6 k12 i8x9 w3x3 s2x2 p1x1 g3", "n2 c96 k96 i8x9 w3x3 s3x3 p1x1 d2x2 g32",
@@ -40,10 +40,15 @@ FEW = [
     "n2 c3 k20 i3x3 w2x2 s4x4", "n60 c2 k20 i3 w3", "n5 c20 k2 i3x3 w3x3 p1:0x2:1", "n1 c16 k16 i7x7 w3x3 p4x4",
     "n3 c130 k5 i7x7 w3x3 p1x1", "n60 c5 k130 i2x2 w2x2", "n2 c3 k70 i13x12 w7x7 s2x2 p3x3",
 ]
-CASES = [("grouped", text) for text in DEPTHWISE + GROUPED] + [("few", text) for text in FEW + GROUPED[:3]]
+PATCHES = [
+    "n2 c3 k48 i16x16 w4x4 s4x4", "n10 c3 k40 i2x4x4 w2x4x4 s2x4x4", "n3 c5 k9 i4x3 w4x3", "n2 c1 k7 i4x6x8 w2x3x4 s2x3x4",
+    "n4 c6 k5 i9 w3 s3", "n2 c4 k6 i9x8 w3x2 s2x2 p1x0",
+]
+CASES = ([("grouped", text) for text in DEPTHWISE + GROUPED] + [("few", text) for text in FEW + GROUPED[:3]]
+         + [("fold", text) for text in PATCHES])
 RESULTS = ("conv", "input_grad", "weight_grad", "weight_grad+bias_grad")
 FORMATS = ("f64", "f32", "bf16", "f16", "f16>f32", "e4m3", "e4m3>e4m3", "e5m2>bf16", "hif8", "hif8>hif8", "bf16>f64")
-KERNELS = {"grouped": ("depthwise", "grouped"), "few": ("few",)}
+KERNELS = {"grouped": ("depthwise", "grouped"), "few": ("few",), "fold": ("patch_",)}
 LAST = {1: "NLC", 2: "NHWC", 3: "NDHWC"}
 
 
@@ -131,9 +136,9 @@ def test_less_workspace(family: str, text: str, seed: int, monkeypatch: pytest.M
 
 
 def test_layouts_agree_bit_by_bit(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order of a sum does not depend on where the operands lie."""
+    """The order of a depthwise f32 sum does not depend on where the operands lie."""
     force("grouped", monkeypatch)
-    for text in (DEPTHWISE[0], DEPTHWISE[5], GROUPED[0]):
+    for text in (DEPTHWISE[0], DEPTHWISE[2], DEPTHWISE[3], DEPTHWISE[5], DEPTHWISE[8], DEPTHWISE[12]):
         for result in ("conv", "input_grad"):
             first = asked(result, "f32", text)
             operands = real_operands(first, seed)

@@ -8,7 +8,17 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ...problem import Problem
-from . import box_plans, depthwise_plans, line_plans
+from . import (
+    box_line_plans,
+    box_plans,
+    cell_plans,
+    depthwise_plans,
+    line_plans,
+    slide_plans,
+    wide_plans,
+    window_plans,
+)
+from .flat import flattened
 from .geometry import Geometry, geometry
 from .launch import power_of_two
 from .numbers_on_device import operand_bytes
@@ -19,6 +29,7 @@ from .tuning import Choice
 
 def candidates(problem: Problem) -> list[Choice]:
     """All choices to measure for a problem; empty where there is nothing to choose."""
+    problem = flattened(problem) or problem
     geo = geometry(problem.conv)
     if math.prod(problem.conv.output_shape) == 0 or problem.wrt == "bias":
         return []
@@ -48,7 +59,13 @@ def gather(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     plain = choose_gather(geo, is_input, size)
     patch = box_plans.is_patch(problem, geo)
     red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
-    if (not plain.PACK or patch) and box_plans.gather_fits(problem, geo):
+    if cell_plans.expected_to_pay(geo):
+        for cells in cell_plans.worth_measuring(problem, geo):
+            yield choice_of("cells", cells)
+    if not plain.PACK or patch:
+        for tile in box_line_plans.worth_measuring(problem, geo):
+            yield choice_of("box_lines", tile)
+    if (not plain.PACK or patch) and box_plans.gather_fits(problem, geo) and not box_line_plans.fits(problem, geo):
         model = box_plans.choose_box_gather(geo, is_input, patch)
         yield choice_of("box", model)
         columns = col * geo.taps if patch else col
@@ -70,6 +87,9 @@ def gather(problem: Problem, geo: Geometry) -> Iterator[Choice]:
 def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     size = operand_bytes(problem)
     plain = choose_weight(geo, size, None, problem.layout.endswith(LINE_ENDS))
+    for window in window_plans.worth_measuring(problem, geo) if window_plans.CHOSEN else []:
+        yield choice_of("windows", window)
+    yield from wide_plans.worth_measuring(problem, geo)
     lines = line_plans.worth_measuring(problem, geo)
     for tile in lines:
         yield choice_of("lines", tile)
@@ -89,6 +109,14 @@ def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
 
 
 def depthwise(problem: Problem, geo: Geometry) -> Iterator[Choice]:
+    strips = [choice_of(kernel, strip) for kernel, strip in slide_plans.worth_measuring(problem, geo)]
+    if strips and len(problem.results) > 1 and problem.wrt != "weight+bias":
+        yield {"kernel": "separate"}
+    yield from strips
+    yield from plain_depthwise(problem, geo)
+
+
+def plain_depthwise(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     geo, _ = depthwise_plans.in_turn(geo)
     last = geo.kernel[2]
     contiguous = depthwise_plans.channels_last(problem)

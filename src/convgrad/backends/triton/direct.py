@@ -164,11 +164,11 @@ def tensor_map(described: Any, meta: dict[str, Any]) -> tuple[int, AlignedMemory
     size = meta["elem_size"]
     shape = (ctypes.c_uint64 * rank)(*reversed(described.shape))
     strides = (ctypes.c_uint64 * rank)(*(size * step for step in reversed(described.strides[:-1])))
-    box = (ctypes.c_uint32 * rank)(*reversed(meta["block_size"]))
-    ones = (ctypes.c_uint32 * rank)(*(1,) * rank)
+    box = (ctypes.c_uint32 * rank)(*reversed(getattr(described, "span", None) or meta["block_size"]))
+    apart = (ctypes.c_uint32 * rank)(*reversed(getattr(described, "steps", None) or (1,) * rank))
     check(cuda().cuTensorMapEncodeTiled(
-        memory.address, TENSOR_MAP_TYPES[meta["elem_type"]], rank, described.base.data_ptr(), shape, strides, box, ones,
-        0, meta["swizzle"], PROMOTE_TO_128, 1 if described.padding == "nan" else 0),
+        memory.address, TENSOR_MAP_TYPES[meta["elem_type"]], rank, described.base.data_ptr(), shape, strides, box,
+        apart, 0, meta["swizzle"], PROMOTE_TO_128, 1 if described.padding == "nan" else 0),
         f"tensor map of {list(described.shape)} strides {list(described.strides)}")
     return memory.address, memory
 

@@ -13,6 +13,7 @@ from triton import knobs
 from triton.runtime.driver import driver
 from triton.runtime.jit import MockTensor
 
+from .descriptors import BoxDescriptor
 from .direct import Prepared, understands
 
 INTERPRETED: bool = bool(knobs.runtime.interpret)
@@ -63,6 +64,7 @@ class Step:
         compiled = self.kernel.warmup(*first, *launch.scalars, grid=launch.grid, **launch.constants, **launch.options)
         recording = getattr(current, "recording", None)
         if not understands(compiled):
+            assert not any(isinstance(value, BoxDescriptor) for value in first), "boxes are for our own launches only"
             if recording is not None:
                 recording.whole = False
             self.kernel[launch.grid](*first, *launch.scalars, **launch.constants, **launch.options)

@@ -91,7 +91,7 @@ def as_tensor(array: Any, dtype: str) -> Any:
 
 
 def shares(array: Any, tensor: Any) -> bool:
-    return bool(array.size == 0 or array.__array_interface__["data"][0] == tensor.data_ptr())
+    return bool(array is tensor or array.size == 0 or array.__array_interface__["data"][0] == tensor.data_ptr())
 
 
 def as_array(tensor: Any, dtype: Any) -> Any:

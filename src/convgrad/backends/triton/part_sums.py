@@ -4,16 +4,19 @@
 import triton
 import triton.language as tl
 
+from .elements import wide
+
 
 @triton.jit
 def add_parts_kernel(partial, result, size, splits, r_o, r_i, r_0, r_1, r_2, INNER: tl.constexpr, A0: tl.constexpr,
-                     A1: tl.constexpr, A2: tl.constexpr, FEW: tl.constexpr, BS: tl.constexpr, BE: tl.constexpr):
+                     A1: tl.constexpr, A2: tl.constexpr, WIDE: tl.constexpr, FEW: tl.constexpr, BS: tl.constexpr,
+                     BE: tl.constexpr):
     """Add `splits` arrays of `size` sums; element (o, t0, t1, t2, i), i fastest, goes to its place by strides.
 
     FEW is the number of parts where it is small, or 0. The extents are constants: divisions by numbers that the
     compiler does not know took longer than the additions.
     """
-    element = tl.program_id(0) * BE + tl.arange(0, BE)
+    element = wide(tl.program_id(0), WIDE) * BE + tl.arange(0, BE)
     there = element < size
     acc = tl.zeros([BE], dtype=partial.dtype.element_ty)
     if FEW > 0:

@@ -9,12 +9,12 @@ from typing import Any
 import triton.language as tl
 
 from ...problem import DTYPES, Plan, Problem, Unsupported
-from . import box_plans, depthwise_plans, line_plans, part_gather, part_plans
+from . import depthwise_plans, slide_plans
+from .flat import flattened, with_flat
 from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
 from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import STORED_8BIT, arithmetic, on_tensors, operand_bytes, scratch, table_for
-from .part_sums import add_parts_kernel
 from .tiles import (
     MULTIPROCESSORS,
     WORKSPACE_FLOOR,
@@ -26,11 +26,20 @@ from .tiles import (
     reduce_tile,
 )
 from .tuning import Choice, fields_of, tuned
+from .ways import Way, add_step, gather_ways, weight_ways
 from .weight import bias_kernel, reduce_kernel, weight_kernel
 
 
 def make_plan(problem: Problem, max_workspace: int | None, choice: Choice | None = None) -> Plan:
     """Return the plan for a problem that this backend can run; `choice` overrules the tuning cache and the model."""
+    flat = flattened(problem)
+    if flat is None or 0 in problem.conv.output_shape:
+        return plan_as_given(problem, max_workspace, choice)
+    return with_flat(plan_as_given(problem, max_workspace, None), plan_as_given(flat, max_workspace, choice))
+
+
+def plan_as_given(problem: Problem, max_workspace: int | None, choice: Choice | None) -> Plan:
+    """The plan for the problem's own shapes."""
     if DTYPES[problem.out_dtype][1] == 1:
         raise Unsupported(f"out_dtype={problem.out_dtype}: the kernels write float64, float32, bfloat16 or float16")
     geo = geometry(problem.conv)
@@ -51,11 +60,7 @@ def make_plan(problem: Problem, max_workspace: int | None, choice: Choice | None
         return bias_plan(problem, geo, max_workspace)
     if wrt == "weight":
         return noted(weight_plan(problem, geo, max_workspace, choice), source)
-    if choice is None:
-        in_parts = part_gather.for_gather(problem, geo, max_workspace)
-        if in_parts is not None:
-            return part_gather_plan(problem, in_parts)
-    return noted(gather_plan(problem, geo, choice), source)
+    return noted(gather_plan(problem, geo, max_workspace, choice), source)
 
 
 def noted(plan: Plan, source: str) -> Plan:
@@ -64,13 +69,23 @@ def noted(plan: Plan, source: str) -> Plan:
 
 
 def depthwise_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
-    """One channel per group: kernels of their own, in one pass where the sums fit."""
+    """One channel per group: kernels of their own, in one pass where that is faster."""
+    if choice is not None and choice["kernel"] == "separate":
+        raise Unsupported("several results at once: tuning found one kernel each to be faster")
+    slid = slide_plans.for_problem(problem, geo, max_workspace, choice)
+    if slid is None:
+        return plain_depthwise_plan(problem, geo, max_workspace, choice)
+    parts = [problem] if len(problem.results) == 1 or problem.wrt == "weight+bias" else \
+        [problem.with_(wrt="input"), problem.with_(wrt="+".join(problem.results[1:]))]
+    return slide_plans.or_plain(slid, [plain_depthwise_plan(part, geo, max_workspace, None) for part in parts])
+
+
+def plain_depthwise_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
+    """The plain Triton kernels, for any layout and number format."""
     if problem.wrt in ("weight", "weight+bias"):
         return depthwise_plans.weight_plan(problem, geo, max_workspace, choice)
     if len(problem.results) == 1:
         return depthwise_plans.gather_plan(problem, geo, choice)
-    if choice is not None and choice["kernel"] == "separate":
-        raise Unsupported("several results at once: tuning found one kernel each to be faster")
     if not depthwise_plans.fused_fits(geo):
         raise Unsupported(f"several results at once with {geo.taps} taps and {geo.phases} phases: the sums of at most "
                           f"{depthwise_plans.FUSED_TAPS} taps at stride 1 fit beside the input gradient")
@@ -84,7 +99,7 @@ def fill_zero(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: An
         result.zero_()
 
 
-def gather_plan(problem: Problem, geo: Geometry, choice: Choice | None) -> Plan:
+def gather_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
     """The output, or the input gradient."""
     is_input = problem.wrt == "input"
     tile = choose_gather(geo, is_input, operand_bytes(problem))
@@ -92,41 +107,23 @@ def gather_plan(problem: Problem, geo: Geometry, choice: Choice | None) -> Plan:
         tile = GatherTile(**fields_of(choice))
     step = Step(gather_kernel, lambda source, weight, result, table: gather_launch(
         geo, tile, is_input, arithmetic(problem), source, weight, result))
+    by_pointers = Way(f"gather_{DTYPES[problem.dtype][0]}_{tile.BM}x{tile.BN}x{tile.TS * tile.CB}", str(tile), math.inf,
+                      0, lambda operands, result: True,
+                      lambda operands, result, workspace: step(*operands, result, table_for(problem, result)))
+    return first_that_takes(problem, [*gather_ways(problem, geo, max_workspace, choice), by_pointers])
 
-    boxes = None
-    note = f"tile: {tile}"
-    name = f"gather_{DTYPES[problem.dtype][0]}_{tile.BM}x{tile.BN}x{tile.TS * tile.CB}"
-    patch = box_plans.is_patch(problem, geo)
-    if (choice["kernel"] == "box" if choice is not None else
-            (not tile.PACK or patch) and box_plans.gather_fits(problem, geo)):
-        box_tile = box_plans.choose_box_gather(geo, is_input, patch) if choice is None else \
-            box_plans.BoxTile(**fields_of(choice))
-        boxes = box_plans.box_gather(problem, geo, box_tile)
-        note = f"tile: {box_tile}; where tensors are not aligned to 16 bytes: {tile}"
-        name = f"box_{name.split('_')[1]}_{math.prod(box_tile.box)}x{box_tile.BN}x{box_tile.CB}"
 
+def first_that_takes(problem: Problem, ways: list[Way]) -> Plan:
+    """The plan that runs the first way which takes the tensors; the last takes all."""
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        if (boxes is not None and box_plans.tensors_fit(operands[0]) and box_plans.weight_rows_fit(operands[1])
-                and (is_input or box_plans.folds(geo, operands[0]))):
-            boxes(*operands, results[0])
-        else:
-            step(*operands, results[0], table_for(problem, results[0]))
+        for way in ways:
+            if way.takes(operands, results[0]):
+                way.run(operands, results[0], workspace)
+                return
 
-    return Plan(problem, "triton", name, on_tensors(problem, run), 0, (note,))
-
-
-def part_gather_plan(problem: Problem, parts: part_gather.PartGather) -> Plan:
-    """The output or input gradient of float32 operands split into parts of 16 bits."""
-    sums = parts.runner()
-
-    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        sums(operands[0], operands[1], results[0], workspace)
-
-    name = f"parts{parts.products}_f32_{math.prod(parts.tile.box)}x{parts.tile.BN}x{parts.tile.CB}"
-    note = (f"{parts.chunks} chunks of {parts.images} images x {parts.rows} rows, {parts.products} products of 16-bit "
-            "parts")
-    return Plan(problem, "triton", name, on_tensors(problem, run), parts.workspace_bytes,
-                (f"{note}; tile: {parts.tile}",))
+    notes = [f"tile: {ways[0].note}", *(f"where tensors do not lie as that needs: {way.note}" for way in ways[1:])]
+    return Plan(problem, "triton", ways[0].name, on_tensors(problem, run), max(way.workspace_bytes for way in ways),
+                ("; ".join(notes),))
 
 
 def must_settle(numbers: dict[str, Any], computed: bool, stages: int) -> bool:
@@ -170,52 +167,25 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
     plain = replace(choose_weight(geo, operand_bytes(problem), max_workspace, False), SPLITS=tile.SPLITS)
     step = Step(weight_kernel, lambda dy, x, result, table: weight_launch(
         geo, tile if not tile.SEG or in_lines(x) else plain, numbers, dy, x, result))
-    splits, note = tile.SPLITS, f"tile: {tile}"
-    name = f"weight_{DTYPES[problem.dtype][0]}_{tile.BK}x{tile.TS * tile.CB}x{tile.BP}_split{tile.SPLITS}"
-    if choice is None:
-        in_parts = part_plans.for_weight(problem, geo, max_workspace)
-        if in_parts is not None:
-            return part_weight_plan(problem, geo, in_parts)
-    lines = line_plans.for_problem(problem, geo, max_workspace, choice)
-    if lines is not None:
-        splits = lines.tile.splits
-        tile = plain = replace(plain, SPLITS=splits)
-        note = f"tile: {lines.tile}; where tensors are not aligned to 16 bytes: {tile}"
-        name = f"lines_{name.split('_')[1]}_{lines.tile.BK}x{lines.tile.NT}x{lines.tile.CB}_split{splits}"
-    add = added_parts(geo, splits)
+    splits = tile.SPLITS
+    add = add_step(geo, splits)
     shape = (splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
     partial_bytes = (8 if problem.dtype == "float64" else 4) * math.prod(shape) if splits > 1 else 0
 
-    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        dw = results[0]
-        partial = scratch(problem, workspace, shape, dw) if splits > 1 else dw
-        target = partial.permute(0, 1, 5, 2, 3, 4) if splits > 1 else dw
-        if lines is not None and lines.take(operands[0], operands[1]):
-            lines.write(operands[0], operands[1], target)
-        else:
-            step(*operands, target, table_for(problem, dw))
-        if splits > 1:
-            add(partial, dw)
+    def run(operands: tuple[Any, ...], dw: Any, workspace: Any) -> None:
+        if splits == 1:
+            step(*operands, dw, table_for(problem, dw))
+            return
+        partial = scratch(problem, workspace, shape, dw)
+        step(*operands, partial.permute(0, 1, 5, 2, 3, 4), table_for(problem, dw))
+        add(partial, dw)
 
-    return Plan(problem, "triton", name, on_tensors(problem, run), partial_bytes, (note,))
-
-
-def part_weight_plan(problem: Problem, geo: Geometry, parts: part_plans.PartPlan) -> Plan:
-    """The weight gradient of float32 operands split into parts of 16 bits."""
-    splits = parts.tile.splits
-    sums = parts.runner(added_parts(geo, splits))
-
-    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        sums(operands[0], operands[1], results[0], workspace)
-
-    name = f"parts{parts.products}_f32_{parts.tile.BK}x{parts.tile.NT}x{parts.tile.CB}_split{splits}"
-    note = (f"{parts.chunks} chunks of {parts.images} images x {parts.rows} rows, {parts.products} products of 16-bit "
-            "parts")
-    return Plan(problem, "triton", name, on_tensors(problem, run), parts.workspace_bytes,
-                (f"{note}; tile: {parts.tile}",))
+    by_pointers = Way(
+        f"weight_{DTYPES[problem.dtype][0]}_{tile.BK}x{tile.TS * tile.CB}x{tile.BP}_split{tile.SPLITS}", str(tile),
+        math.inf, partial_bytes, lambda operands, result: True, run)
+    return first_that_takes(problem, [*weight_ways(problem, geo, max_workspace, choice), by_pointers])
 
 
-FEW_PARTS = 8  # that one program of the adding kernel loads at once
 LINE_ENDS = ("LC", "WC")  # layouts whose last spatial axis and channels make one line
 
 
@@ -257,26 +227,6 @@ def weight_launch(geo: Geometry, tile: WeightTile, numbers: dict[str, Any], dy: 
     scalars = (geo.batch, *geo.y, *geo.x, *boxes[1:], math.prod(boxes), run, yn, yc, *y, xn, xc, *xs, r_split, ro, ri,
                *r)
     return Launch((programs,), scalars, constants, tile.warps, stages)
-
-
-def added_parts(geo: Geometry, splits: int) -> Step:
-    """The launch that adds `splits` partial weight gradients in order: step(partial, result)."""
-    size = geo.groups * geo.group_out * geo.group_in * geo.taps
-
-    def launch(partial: Any, result: Any) -> Launch:
-        ro, ri, *r = strides_of(result)
-        if size >= 2**31 - 2**12:
-            slabs, be = reduce_tile(size, splits)
-            return Launch((-(-size // be),), (size, splits, geo.group_in, *geo.kernel, ro, ri, *r),
-                          {"BS": slabs, "BE": be}, 4, 1)
-        slabs, be = reduce_tile(size, splits)
-        few = splits if splits <= FEW_PARTS else 0
-        be = 1024 if few and size >= 2 * 1024 * MULTIPROCESSORS else be
-        return Launch((-(-size // be),), (size, splits, ro, ri, *r),
-                      {"INNER": geo.group_in, **{f"A{axis}": geo.kernel[axis] for axis in range(3)}, "FEW": few,
-                       "BS": slabs, "BE": be}, 4, 1)
-
-    return Step(reduce_kernel if size >= 2**31 - 2**12 else add_parts_kernel, launch)
 
 
 def bias_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Plan:

@@ -1,0 +1,47 @@
+// The weight gradient for kernels that read B in pairs of k from L1: dw[k][c] sums dy[k][pixel] * x[pixel][c] over images
+// and pixels, for every tap.
+//
+// A is dy, channels by pixels; B is x, pairs of pixels by channels, packed as a box in which a tap is a distance. An even
+// distance is a number of whole pairs; for odd ones the box is kept a second time with its pairs shifted by a pixel. So
+// only dy, which has no halo, is transposed from channels last, every tile is read aligned, and the sums of a tap lie as
+// a weight with its input channels last wants them.
+#pragma once
+
+#include "dense_box.h"
+
+namespace convgrad {
+
+struct PairedGradient {
+  Problem problem;
+  const Gemm* gemm;
+  std::vector<int64_t> offsets[3];  // of the taps of each axis
+
+  // The blocking.
+  int64_t tile[3], tiles[3];  // output pixels of a chunk
+  int64_t images;             // of a chunk: small images are joined
+  BoxLayout box;
+  bool joined_rows;           // sums run over the rows of a plane without a break, zeros of dy in the gaps
+  int64_t row_pitch, entry;   // positions of a row of dy, and of what is summed without a break: a row or a plane
+  int64_t in_block, in_blocks, out_block, out_blocks;
+  int64_t slices, chunks;     // of the reduction
+  int64_t copies;             // of the box: 2 where a tap is an odd distance
+  int64_t dy_pitch, copy_elements;                  // of a row of A, of one copy of the box
+  int64_t dy_plane, box_plane;                      // bytes of one part
+  int64_t sums_bytes, slot_bytes, partial_bytes, bias_bytes;
+
+  PairedGradient(const Problem& problem, const Gemm* gemm);
+  int64_t blocks() const { return problem.geo.G * in_blocks * out_blocks; }
+  int64_t columns() const { return round_up(in_block, gemm->cols); }
+  int64_t entries(int64_t image_count, int64_t depth, int64_t height) const {
+    return image_count * depth * (joined_rows ? 1 : height);
+  }
+  // Estimated cycles of one core, negative if `limit` bytes of workspace are too few.
+  double choose_blocking(int64_t limit);
+  std::string describe() const;
+};
+
+// False if a NaN came out, or if operands in parts met values for which the parts do not suffice: the result is then not
+// complete and must be computed in another way.
+bool run_paired_gradient(const PairedGradient& plan, const Arguments& arguments);
+
+}  // namespace convgrad

@@ -1,0 +1,140 @@
+// Tiles, blocks and slices of the paired weight gradient: a small search with a cost model.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "dense_paired.h"
+
+namespace convgrad {
+namespace {
+
+// What a task keeps in L2: packed operands and sums. Processors with AMX have 2 MiB, for two threads of execution.
+constexpr int64_t near_bytes = 900 << 10;
+constexpr int64_t partial_budget = 64 << 20;
+constexpr int64_t tasks_wanted = 16;
+
+// Cycles on a processor with AMX: one step of 2 x 2 tiles, a call with its sums, an element of dy and of x packed, a row
+// started, an element of sums added to another slice's.
+constexpr double step_cycles = 75, call_cycles = 170, dy_cycles = 0.35, x_cycles = 0.3, shift_cycles = 0.1;
+constexpr double row_cycles = 60, slice_cycles = 0.5;
+
+std::vector<int64_t> cuts(int64_t extent, int64_t smallest) {
+  std::vector<int64_t> sizes;
+  for (int64_t n = 1; n <= extent; n += n < 16 ? 1 : n / 4) {
+    const int64_t size = ceil_div(extent, n);
+    if (size < smallest && n > 1) break;
+    if (sizes.empty() || sizes.back() != size) sizes.push_back(size);
+  }
+  return sizes;
+}
+
+// Even blocks of channels in whole tiles.
+std::vector<int64_t> channel_blocks(int64_t channels) {
+  std::vector<int64_t> sizes;
+  for (int64_t n = 1; n <= ceil_div(channels, 32); ++n) {
+    const int64_t size = round_up(ceil_div(channels, n), 32);
+    if (sizes.empty() || size < sizes.back()) sizes.push_back(size);
+    if (size <= 64) break;
+  }
+  return sizes;
+}
+
+}  // namespace
+
+PairedGradient::PairedGradient(const Problem& asked, const Gemm* kernel) : problem(asked), gemm(kernel) {
+  for (int axis = 0; axis < 3; ++axis)
+    for (int64_t k = 0; k < problem.geo.kernel[axis]; ++k)
+      offsets[axis].push_back(k * problem.geo.dilation[axis] - problem.geo.pad[axis]);
+}
+
+double PairedGradient::choose_blocking(int64_t limit) {
+  const Geometry& geo = problem.geo;
+  const double products = gemm->parts == 1 ? 1 : gemm->parts == 2 ? 4 : 6, taps = double(geo.taps());
+  const std::vector<int64_t> ins = channel_blocks(geo.group_in()), outs = channel_blocks(geo.group_out());
+  double best = -1;
+
+  // What follows from a tile and blocks of channels; keeps it if it is the best so far.
+  auto consider = [&](PairedGradient& p) {
+    const int64_t d = p.tile[0], h = p.tile[1], w = p.tile[2], k = gemm->k_multiple;
+    const int64_t by_rows = h * round_up(w, k), by_plane = round_up(h * p.box.pitch, k);
+    p.joined_rows = by_plane < by_rows;
+    p.row_pitch = p.joined_rows ? p.box.pitch : round_up(w, k);
+    p.entry = p.joined_rows ? by_plane : p.row_pitch;
+    const int64_t entry_count = p.entries(p.images, d, h), positions = p.images * p.box.positions();
+    p.dy_pitch = convgrad::row_pitch(entry_count * p.entry, 2);
+    // A call may read past the box by the gap behind a row or plane; the taps' distances are inside of it.
+    p.copy_elements = (positions + 2 * (k + p.box.pitch)) * p.columns();
+    p.in_blocks = ceil_div(geo.group_in(), p.in_block);
+    p.out_blocks = ceil_div(geo.group_out(), p.out_block);
+    p.dy_plane = round_up(p.out_block * p.dy_pitch * 2 + 64, 64);
+    p.box_plane = round_up(p.copies * p.copy_elements * 2, 64);
+    p.sums_bytes = round_up(geo.taps() * p.out_block * p.columns() * 4, 64);
+    p.chunks = ceil_div(geo.N, p.images) * ceil_div(geo.out[0], d) * ceil_div(geo.out[1], h) * ceil_div(geo.out[2], w);
+    p.slices = std::clamp(ceil_div(tasks_wanted, p.blocks()), int64_t(1), p.chunks);
+    while (p.slices > 1 && p.blocks() * p.slices * p.sums_bytes > std::min(partial_budget, limit / 2)) p.slices /= 2;
+    p.partial_bytes = p.slices > 1 ? p.blocks() * p.slices * p.sums_bytes : 0;
+    p.bias_bytes = problem.wrt & wrt_bias ? round_up(p.slices * geo.K * 8, 64) : 0;
+    const int64_t operands = gemm->parts * (p.dy_plane + p.box_plane);
+    p.slot_bytes = operands + (p.slices > 1 ? 0 : p.sums_bytes);
+    if (p.partial_bytes + p.bias_bytes + p.slot_bytes > limit) return;
+
+    const double steps = double(entry_count * p.entry / k);
+    const int64_t piece = std::min<int64_t>(p.entry, gemm->near_k), joined = std::max<int64_t>(1, gemm->near_k / p.entry);
+    const double calls = double(ceil_div(p.entry, piece) * ceil_div(entry_count, joined));
+    const double tile_pairs = double(round_up(p.out_block, 16)) / 32 * double(round_up(p.in_block, 16)) / 32;
+    double chunk = taps * tile_pairs * (steps * step_cycles * products + calls * call_cycles);
+    chunk += gemm->parts * double(entry_count * p.entry * p.out_block) * dy_cycles;
+    chunk += gemm->parts * double(positions * p.columns()) * (x_cycles + (p.copies - 1) * shift_cycles);
+    chunk += row_cycles * double(positions / p.box.pitch + p.images * d * h);
+    const int64_t kept = operands + p.sums_bytes;
+    if (kept > near_bytes) chunk *= 1 + 0.3 * double(kept - near_bytes) / double(near_bytes);
+    const double tasks = double(p.blocks() * p.slices), uneven = std::ceil(tasks / 4) * 4 / tasks;
+    const double cycles = (chunk * double(p.blocks() * p.chunks) + slice_cycles * double(p.partial_bytes / 4)) *
+                          (0.75 + 0.25 * uneven);
+    if (best >= 0 && cycles >= best) return;
+    best = cycles;
+    *this = p;
+  };
+
+  PairedGradient p = *this;
+  for (int64_t w : cuts(geo.out[2], 24)) {
+    const AxisLayout axis_w = layout_axis(geo.stride[2], offsets[2], w);
+    for (int64_t h : cuts(geo.out[1], 1)) {
+      const AxisLayout axis_h = layout_axis(geo.stride[1], offsets[1], h);
+      for (int64_t d : cuts(geo.out[0], 1)) {
+        p.tile[0] = d;
+        p.tile[1] = h;
+        p.tile[2] = w;
+        p.box = BoxLayout(layout_axis(geo.stride[0], offsets[0], d), axis_h, axis_w, 2);
+        p.copies = 1;
+        for (int64_t tw = 0; tw < geo.kernel[2]; ++tw)
+          if (p.box.tap_position(0, 0, tw) % 2) p.copies = 2;
+        const bool whole = w == geo.out[2] && h == geo.out[1] && d == geo.out[0];
+        for (p.images = 1; p.images <= (whole ? std::min<int64_t>(geo.N, 16) : 1); p.images *= 2)
+          for (int64_t in : ins)
+            for (int64_t out : outs) {
+              p.in_block = in;
+              p.out_block = out;
+              consider(p);
+            }
+      }
+    }
+  }
+  for (int axis = 0; axis < 3; ++axis)
+    if (best >= 0) tiles[axis] = ceil_div(geo.out[axis], tile[axis]);
+  return best;
+}
+
+std::string PairedGradient::describe() const {
+  char text[400];
+  std::snprintf(text, sizeof text,
+                "tile %lldx%lldx%lld pixels x %lld images (%lld chunks in %lld slices), %s, %lld cop%s of x; "
+                "%lld of %lld channels, %lld of %lld result channels; %lld blocks",
+                (long long)tile[0], (long long)tile[1], (long long)tile[2], (long long)images, (long long)chunks,
+                (long long)slices, joined_rows ? "rows joined" : "row by row", (long long)copies,
+                copies == 1 ? "y" : "ies", (long long)in_block, (long long)problem.geo.group_in(),
+                (long long)out_block, (long long)problem.geo.group_out(), (long long)blocks());
+  return text;
+}
+
+}  // namespace convgrad

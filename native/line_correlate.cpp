@@ -1,0 +1,128 @@
+// Output and input gradient of depthwise convolutions along a line of pixels; see line.h.
+#include <utility>
+
+#include "lane_elements.h"
+#include "line.h"
+
+namespace convgrad::CONVGRAD_ISA {
+namespace {
+
+constexpr int L = lanes_f;
+
+// Vectors of results leave one after the other, the last one in part.
+template <typename E>
+CONVGRAD_INLINE void put_pixels(char* to, VecF v, int64_t left, bool stream) {
+  if (left < L) {
+    store_part<E>(to, v, int(left));
+    return;
+  }
+#if CONVGRAD_VECTOR_BYTES == 64
+  if (E::bytes == 2 && stream) {
+    alignas(32) char part[32];
+    E::store(part, v);
+    _mm256_stream_si256((__m256i*)to, _mm256_load_si256((const __m256i*)part));
+    return;
+  }
+#endif
+  put<E>(to, v, stream);
+}
+
+// Tap after tap for X vectors of pixels.
+template <typename E, int X>
+CONVGRAD_INLINE void short_tile(const LineCorrelation& job, const float* from, const float* w, char* to, int64_t left,
+                                bool stream) {
+  VecF sum[X] = {};
+  const float* f = from + (job.backwards ? (job.taps - 1) * job.step : 0);
+  const int64_t step = job.backwards ? -job.step : job.step, w_step = job.backwards ? -1 : 1;
+  const float* tap = w + (job.backwards ? job.taps - 1 : 0);
+  for (int64_t s = 0; s < job.taps; ++s, f += step, tap += w_step) {
+    const VecF weight = splat<VecF>(*tap);
+    for (int x = 0; x < X; ++x) sum[x] += weight * load<VecF>(f + x * L);
+  }
+  for (int x = 0; x < X; ++x)
+    if (left > x * L) put_pixels<E>(to + x * L * E::bytes, sum[x], left - x * L, stream);
+}
+
+template <typename E>
+void short_line(const LineCorrelation& job, const float* from, const float* w, char* to, bool stream) {
+  int64_t x = 0;
+  for (; x + 8 * L <= job.to_size; x += 8 * L)
+    short_tile<E, 8>(job, from + x, w, to + x * E::bytes, job.to_size - x, stream);
+  for (; x < job.to_size; x += 2 * L) short_tile<E, 2>(job, from + x, w, to + x * E::bytes, job.to_size - x, stream);
+}
+
+#if CONVGRAD_VECTOR_BYTES == 64
+// Many taps. Taps that are a vector apart read the same shift of the line, so sums are shifted instead of pixels:
+// of tap = L*a + b, first the sum over a on whole vectors, then its shift by b. Every pixel is read at its own place.
+constexpr int64_t fewest_long = 9, most_long = 2 * L;
+
+template <typename E, int... B>
+CONVGRAD_INLINE void long_line_shifts(const LineCorrelation& job, const float* from, const float* w, char* to,
+                                      bool stream, std::integer_sequence<int, B...>) {
+  __m512 before[L], x0 = _mm512_loadu_ps(from), x1 = _mm512_loadu_ps(from + L);
+  ((before[B] = _mm512_fmadd_ps(_mm512_set1_ps(w[L + B]), x1, _mm512_mul_ps(_mm512_set1_ps(w[B]), x0))), ...);
+  for (int64_t at = 0; at < job.to_size; at += L) {
+    x0 = x1;
+    x1 = _mm512_loadu_ps(from + at + 2 * L);
+    __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    const auto shift = [&]<int b>() __attribute__((always_inline)) {
+      const __m512 now = _mm512_fmadd_ps(_mm512_set1_ps(w[L + b]), x1, _mm512_mul_ps(_mm512_set1_ps(w[b]), x0));
+      const __m512 shifted = (__m512)_mm512_alignr_epi32((__m512i)now, (__m512i)before[b], b);
+      sum[b % 2] = _mm512_add_ps(sum[b % 2], shifted);
+      before[b] = now;
+    };
+    (shift.template operator()<B>(), ...);
+    put_pixels<E>(to + at * E::bytes, (VecF)_mm512_add_ps(sum[0], sum[1]), job.to_size - at, stream);
+  }
+}
+
+template <typename E>
+void long_line(const LineCorrelation& job, const float* from, const float* w, char* to, bool stream) {
+  alignas(64) float taps[2 * L] = {};
+  for (int64_t s = 0; s < job.taps; ++s) taps[s] = w[s];
+  long_line_shifts<E>(job, from, taps, to, stream, std::make_integer_sequence<int, L>());
+}
+#endif
+
+template <typename E>
+void correlate(const LineCorrelation& job) {
+  // The line in floats, zeros beside it.
+  float* line = job.scratch;
+  const int64_t room = job.scratch_floats(), left = job.pad < 0 ? 0 : job.pad < room ? job.pad : room;
+  const int64_t skip = job.pad < 0 ? -job.pad : 0, bytes = size_of(job.operand.dtype);
+  int64_t inside = job.from_size - skip < room - left ? job.from_size - skip : room - left;
+  if (inside < 0) inside = 0;
+  for (int64_t i = 0; i < left; ++i) line[i] = 0;
+  for (int64_t i = left + inside; i < room; ++i) line[i] = 0;
+  for (int64_t i = 0; i < job.lines; ++i) {
+    job.operand.decode(job.from + i * job.from_line + skip * bytes, bytes, inside, line + left);
+    if (job.operand.round) job.operand.round(line + left, inside);
+    const float* w = job.weights + i * job.taps;
+    char* to = job.to + i * job.to_line;
+    const bool stream = job.stream && reinterpret_cast<uintptr_t>(to) % 64 == 0;
+#if CONVGRAD_VECTOR_BYTES == 64
+    if (job.step == 1 && job.taps >= fewest_long && job.taps <= most_long) {
+      long_line<E>(job, line, w, to, stream);
+      continue;
+    }
+#endif
+    short_line<E>(job, line, w, to, stream);
+  }
+#if CONVGRAD_VECTOR_BYTES == 64
+  if (job.stream) _mm_sfence();
+#endif
+}
+
+}  // namespace
+
+void correlate_lines(const LineCorrelation& job) {
+  switch (job.result.dtype) {
+    case Dtype::bf16: return correlate<AsBf16>(job);
+#if defined(__F16C__)
+    case Dtype::f16: return correlate<AsF16>(job);
+#endif
+    default: return correlate<AsF32>(job);
+  }
+}
+
+}  // namespace convgrad::CONVGRAD_ISA

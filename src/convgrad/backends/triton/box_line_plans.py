@@ -1,0 +1,250 @@
+"""Plans for output and input gradient on boxes by copying and multiplying warps: when, descriptors, launches."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import triton.experimental.gluon.language as gl
+
+from ...problem import Problem
+from . import box_plans
+from .box_line_tiles import BoxLineTile, best_tiles, choose, tile_count, units_of, work_of
+from .box_lines import box_lines_kernel
+from .box_places import add_parts_kernel
+from .descriptors import BoxDescriptor
+from .direct import KNOWN_TRITON
+from .geometry import Geometry, Three, strides_of
+from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
+from .numbers_on_device import STORED_8BIT, TORCH_DTYPES, rounding
+from .padded import PAD_ROWS, pad_kernel
+from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR, Box
+from .tuning import Choice, fields_of
+
+ONES: Three = (1, 1, 1)
+PHASES_BY_BOX = True  # the copy engine writes every stride-th position
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Operands that are copied first, because the copy engine cannot read them where they lie: bytes of each copy."""
+
+    source: int
+    weight: int
+
+    @property
+    def bytes(self) -> int:
+        return self.source + self.weight
+
+
+def up8(channels: int) -> int:
+    """Channels of a row whose length is a multiple of 16 bytes."""
+    return -(-channels // 8) * 8
+
+
+def copies_for(problem: Problem, geo: Geometry) -> Copies:
+    """Which operands have rows that are no multiples of 16 bytes, or weights with other rows than (taps, inputs)."""
+    is_input, channels_in = problem.wrt == "input", geo.group_in
+    red = geo.group_out if is_input else channels_in
+    pixels = geo.batch * math.prod(geo.y if is_input else geo.x)
+    rows = geo.groups * geo.group_out * geo.taps
+    other = not (problem.weight_layout.startswith("O") and problem.weight_layout.endswith("I"))
+    ragged = channels_in % 8 and (channels_in * geo.taps % 8 or not is_input)
+    decoded = problem.dtype in STORED_8BIT  # weights as 16-bit numbers; the source is decoded on its way to products
+    return Copies(2 * pixels * up8(red) if red % 8 and not decoded else 0,
+                  2 * rows * up8(channels_in) if ragged or other or decoded else 0)
+
+
+def fits(problem: Problem, geo: Geometry, max_workspace: int | None = None) -> bool:
+    """Whether these kernels can do a problem: 16-bit or FP8 channels last, enough of them, and small copies if any."""
+    whole = problem.dtype in ("bfloat16", "float16") and rounding(problem) == ""
+    red = geo.group_out if problem.wrt == "input" else geo.group_in
+    if (INTERPRETED or not KNOWN_TRITON or not (whole or (rounding(problem) == "exact_f16" and red % 16 == 0))
+            or problem.out_dtype == "float64" or not problem.layout.endswith("C") or min(geo.pad) < 0
+            or (problem.wrt == "output" and max(geo.stride) > 8)):  # as far apart as a copy takes elements
+        return False
+    limit = WORKSPACE_FLOOR if max_workspace is None else min(WORKSPACE_FLOOR, max_workspace)
+    copies = copies_for(problem, geo)
+    if copies.bytes > limit or (copies.bytes and box_plans.is_patch(problem, geo)):
+        return False
+    if box_plans.is_patch(problem, geo):
+        return True
+    fewest = min(geo.group_in, geo.group_out)
+    return fewest >= 16 if geo.groups == 1 else fewest >= 32 and geo.group_in % 8 == 0 and geo.group_out % 8 == 0
+
+
+def worth_measuring(problem: Problem, geo: Geometry, count: int = 6) -> list[BoxLineTile]:
+    """The best tiles of different shapes."""
+    return best_tiles(problem, geo, count) if fits(problem, geo) else []
+
+
+def layout_of(element_bytes: int, inner: int, rank: int) -> Any:
+    return gl.NVMMASharedLayout(min(128, element_bytes * inner), 8 * element_bytes, rank=rank)
+
+
+def box_descriptor(tensor: Any, box: Box, channels: int, steps: Three) -> BoxDescriptor:
+    plain = box_plans.descriptor(tensor, (1, 1, 1, 8, channels))
+    return BoxDescriptor(plain.base, plain.shape, plain.strides, plain.block_shape,
+                         layout_of(tensor.element_size(), channels, 5), box=(*box, channels), steps=(1, *steps, 1))
+
+
+def weight_descriptor(weight: Any, block: tuple[int, int]) -> BoxDescriptor:
+    plain = box_plans.weight_descriptor(weight, block)
+    return BoxDescriptor(plain.base, plain.shape, plain.strides, plain.block_shape,
+                         layout_of(weight.element_size(), block[1], 2))
+
+
+@dataclass(frozen=True)
+class BoxLines:
+    """A problem on boxes: `take` says whether the tensors lie as it needs."""
+
+    problem: Problem
+    geo: Geometry
+    tile: BoxLineTile
+    copies: Copies
+    write: Step
+    add: Step
+
+    @property
+    def parts_shape(self) -> tuple[int, ...]:
+        """Of the partial sums, in float32."""
+        tile = self.tile
+        rest = tile_count(work_of(self.problem, self.geo), tile) - tile.whole
+        return (rest, tile.parts, tile.BM, tile.BN) if tile.parts > 1 else (0,)
+
+    @property
+    def memory(self) -> int:
+        """Elements of float32 that a call needs beside its tensors."""
+        return math.prod(self.parts_shape) + self.copies.bytes // 4
+
+    def take(self, source: Any, weight: Any, result: Any) -> bool:
+        lies = result.shape[1] == 1 or result.stride(1) == 1
+        if box_plans.is_patch(self.problem, self.geo):
+            lies = lies and (result.shape[-1] == 1 or result.stride(-1) == result.shape[1])
+        steps = [step for axis, step in enumerate(source.stride()) if axis != 1 and source.shape[axis] > 1]
+        aligned = box_plans.tensors_fit(source) and not any(step * source.element_size() % 16 for step in steps)
+        return (lies and (self.copies.source > 0 or aligned)
+                and (self.copies.weight > 0 or box_plans.weight_rows_fit(weight)))
+
+    def run(self, source: Any, weight: Any, result: Any, memory: Any) -> None:
+        """Write the result; `memory` has as many float32 elements as a call needs."""
+        source_end = self.copies.source // 4
+        weight_end = source_end + self.copies.weight // 4
+        if self.copies.source:
+            source = padded(source, memory[:source_end], source.dtype)
+        if self.copies.weight:
+            narrow = self.problem.dtype in STORED_8BIT
+            weight = padded(weight, memory[source_end:weight_end], TORCH_DTYPES["float16"] if narrow else weight.dtype)
+        if self.tile.parts == 1:
+            self.write(source, weight, result, result)
+        else:
+            parts = memory[weight_end:]
+            self.write(source, weight, result, parts)
+            self.add(parts, result)
+
+
+def padded(tensor: Any, memory: Any, dtype: Any) -> Any:
+    """A copy of a tensor (canonical view) in given memory, its channels last and padded to 16 bytes."""
+    outer, channels, *spatial = tensor.shape
+    copy = memory.view(dtype).view(outer, *spatial, up8(channels)).permute(0, -1, *range(1, tensor.dim() - 1))
+    pad(tensor, copy)
+    return copy
+
+
+def pad_launch(tensor: Any, copy: Any) -> Launch:
+    outer, channels, *spatial = tensor.shape
+    rows = outer * math.prod(spatial)
+    width = min(128, power_of_two(copy.shape[1]))
+    few = max(1, PAD_ROWS // width)
+    extents = (*(1,) * (3 - len(spatial)), *spatial)
+    return Launch((-(-rows // few),), (rows, channels, *extents, *strides_of(tensor)),
+                  {"CHANNELS": copy.shape[1], "WIDTH": width, "ROWS": few}, 4, 1)
+
+
+pad = Step(pad_kernel, pad_launch)
+
+
+def for_problem(problem: Problem, geo: Geometry, choice: Choice | None, max_workspace: int | None) -> BoxLines | None:
+    """The plan of a problem on boxes, or None where it does not fit or was not chosen."""
+    if choice is not None and choice["kernel"] != "box_lines":
+        return None
+    if not fits(problem, geo, max_workspace):
+        return None
+    left = None if max_workspace is None else max_workspace - copies_for(problem, geo).bytes
+    tile = choose(problem, geo, left) if choice is None else BoxLineTile(**fields_of(choice))
+    return None if tile is None else box_lines(problem, geo, tile)
+
+
+def half_box(box: Box, rows: int) -> Box | None:
+    """How far the box of the second `rows` positions lies from the first one's; None where they are no box."""
+    axis = next((axis for axis in range(4) if box[axis] > 1), 3)
+    if math.prod(box) != 2 * rows or box[axis] % 2:
+        return None
+    beside = [0, 0, 0, 0]
+    beside[axis] = box[axis] // 2
+    return beside[0], beside[1], beside[2], beside[3]
+
+
+def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
+    """The launches of a tile."""
+    work = work_of(problem, geo)
+    is_input, patch = work.is_input, work.patch
+    red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
+    copies = copies_for(problem, geo)
+    weight_col = up8(col) if is_input and copies.weight else col  # columns of a tap in the weight's rows
+    if not is_input:
+        red = up8(red)
+    boxes = tuple(-(-extent // size) for extent, size in zip(work.positions, tile.box))
+    rest = tile_count(work, tile) - tile.whole
+    items = tile.whole + rest * tile.parts
+    copied = list(tile.box)
+    copied[1 + tile.axis] += (tile.NT - 1) * geo.dilation[tile.axis]
+    units, line_units = units_of(work, tile.BM, tile.box, tile.axis, tile.NT)
+    chunk = min(tile.BN, 128 // work.out_bytes)
+    weight_block = (tile.CB, tile.BN) if is_input else (tile.BN, tile.CB)
+    halves = tile.warps // 4
+    beside = half_box(tile.box, tile.BM // halves)
+    dense = (not patch and (geo.groups == 1 or col % tile.BN == 0) and (halves == 1 or beside is not None)
+             and (not is_input or geo.phases == 1 or (PHASES_BY_BOX and max(geo.stride) <= 8 and all(
+                 (size - 1) * stride < 256 for size, stride in zip(tile.box[1:], geo.stride)))))
+    half: Box = tile.box if halves == 1 or beside is None else \
+        tuple(more or size for more, size in zip(beside, tile.box))  # type: ignore[assignment]
+    to_extents = geo.x if is_input else geo.y
+    pn, b0, b1, b2 = tile.box
+    constants = {**geo.constants(), **geo.phase_constants("G"), "COL": col, "GROUPS": geo.groups, "INPUT": is_input,
+                 "PATCH": patch, "PN": pn, "B0": b0, "B1": b1, "B2": b2, "PARTS": tile.parts, "BM": tile.BM,
+                 "BN": tile.BN}
+
+    def by_box(result: Any) -> bool:
+        return dense and box_plans.tensors_fit(result) and result.shape[1] * result.element_size() % 16 == 0
+
+    def leading(source: Any, weight: Any, result: Any, parts: Any) -> tuple[Any, ...]:
+        target = box_descriptor(result, half, chunk, geo.stride if is_input else ONES) if by_box(result) else None
+        steps = ONES if is_input else geo.stride
+        return (box_descriptor(source, (copied[0], copied[1], copied[2], copied[3]), tile.CB, steps),
+                weight_descriptor(weight, weight_block), target, source, weight, result, parts)
+
+    def write(source: Any, weight: Any, result: Any, parts: Any) -> Launch:
+        sn, _, *s = strides_of(source)
+        rn, _, *r = strides_of(result)
+        ralign, (rn, *r) = aligned_strides((rn, *r))
+        scalars = (items, tile.whole, geo.batch, *(geo.y if is_input else geo.x), *to_extents, *boxes, sn, *s,
+                   *strides_of(weight), rn, *r)
+        more = {"RALIGN": ralign, "RED": red, "WEIGHT_COL": weight_col, "NT": tile.NT,
+                "AXIS": tile.axis if tile.NT > 1 else -1, "UNITS": units, "LINE_UNITS": line_units,
+                "SOURCE_BYTES": math.prod(copied) * tile.CB * work.source_bytes, "CB": tile.CB, "SS": tile.source_slots,
+                "WS": tile.weight_slots, "OS": tile.out_slots, "CHUNK": chunk, "BY_BOX": by_box(result),
+                "HALVES": halves, **dict(zip(("HN", "H0", "H1", "H2"), beside or (0, 0, 0, 0)))}
+        programs = min(items, MULTIPROCESSORS * tile.together)
+        registers = {1: None, 2: 128, 3: 80}[tile.together]
+        return Launch((programs,), scalars, {**constants, **more}, 4, 1, leading, registers)
+
+    def add(parts: Any, result: Any) -> Launch:
+        rn, _, *r = strides_of(result)
+        ralign, (rn, *r) = aligned_strides((rn, *r))
+        few = min(tile.BM, max(8, 4096 // tile.BN))
+        return Launch((rest, tile.BM // few), (tile.whole, geo.batch, *to_extents, *boxes, rn, *r),
+                      {**constants, "RALIGN": ralign, "FEW": few, "WARPS": 4}, 4, 1)
+
+    return BoxLines(problem, geo, tile, copies, Step(box_lines_kernel, write), Step(add_parts_kernel, add))

@@ -1,0 +1,208 @@
+"""The special ways to compute a result: each suits some problems, and tensors that lie as it needs them.
+
+A way is offered by its own file of plans and kernels; `plans.py` takes the one that the cost models expect to be the
+fastest (or the tuning cache names) and reads by pointers where no way takes the tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...problem import DTYPES, Problem
+from . import box_line_plans, box_plans, cell_plans, line_plans, part_gather, part_plans, wide_plans, window_plans
+from .geometry import Geometry, strides_of
+from .launch import Launch, Step
+from .numbers_on_device import scratch
+from .part_sums import add_parts_kernel
+from .tiles import MULTIPROCESSORS, choose_gather, reduce_tile
+from .tuning import Choice, fields_of
+
+Operands = tuple[Any, ...]
+FEW_PARTS = 8  # that one program of the adding kernel loads at once
+
+
+@dataclass(frozen=True)
+class Way:
+    """`takes(operands, result)` says whether the tensors lie as needed; `run(operands, result, workspace)` computes."""
+
+    name: str
+    note: str
+    seconds: float  # expected
+    workspace_bytes: int
+    takes: Callable[[Operands, Any], bool]
+    run: Callable[[Operands, Any, Any], None]
+
+
+Offer = Callable[[Problem, Geometry, int | None, Choice | None], Way | None]
+
+
+def gather_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
+    """Ways to the output or the input gradient, the fastest first; only the chosen one where there is a choice."""
+    return fastest_first((gather_by_parts, by_cells, by_box_lines, by_boxes), problem, geo, max_workspace, choice)
+
+
+def weight_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
+    """Ways to the weight gradient, the fastest first; only the chosen one where there is a choice."""
+    return fastest_first((weight_by_parts, by_windows, by_wider, by_lines), problem, geo, max_workspace, choice)
+
+
+def fastest_first(offers: tuple[Offer, ...], problem: Problem, geo: Geometry, max_workspace: int | None,
+                  choice: Choice | None) -> list[Way]:
+    found = [way for offer in offers if (way := offer(problem, geo, max_workspace, choice)) is not None]
+    return sorted(found, key=lambda way: way.seconds)
+
+
+def short(problem: Problem) -> str:
+    return DTYPES[problem.dtype][0]
+
+
+def by_cells(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
+    """Small groups and few channels: neighbouring positions folded into channels, weights spread to match."""
+    plan = cell_plans.for_problem(problem, geo, max_workspace, choice)
+    if plan is None:
+        return None
+    tile, words = plan.tile, -(-plan.spread_size // 2)
+
+    def run(operands: Operands, result: Any, workspace: Any) -> None:
+        plan.write(operands[0], operands[1], result, scratch(problem, workspace, (words,), result))
+
+    return Way(f"cells_{short(problem)}_{tile.PN * tile.B2}x{tile.BN}x{tile.CB}", str(tile), tile.seconds, 4 * words,
+               lambda operands, result: plan.take(operands[0], result), run)
+
+
+def by_box_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
+    """Dense problems on boxes of positions, copied by one warp and multiplied by the others."""
+    if choice is None and not worth_boxes(problem, geo):
+        return None
+    plan = box_line_plans.for_problem(problem, geo, choice, max_workspace)
+    if plan is None:
+        return None
+    tile = plan.tile
+
+    def run(operands: Operands, result: Any, workspace: Any) -> None:
+        memory = scratch(problem, workspace, (plan.memory,), result) if plan.memory else None
+        plan.run(operands[0], operands[1], result, memory)
+
+    return Way(f"box_lines_{short(problem)}_{tile.BM}x{tile.BN}x{tile.CB}", str(tile), tile.seconds,
+               4 * plan.memory, lambda operands, result: plan.take(operands[0], operands[1], result),
+               run)
+
+
+def by_boxes(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
+    """The plain twin of box lines, which the interpreter runs too."""
+    is_input = problem.wrt == "input"
+    if choice["kernel"] != "box" if choice is not None else \
+            not (worth_boxes(problem, geo) and box_plans.gather_fits(problem, geo)):
+        return None
+    tile = box_plans.choose_box_gather(geo, is_input, box_plans.is_patch(problem, geo)) if choice is None else \
+        box_plans.BoxTile(**fields_of(choice))
+    step = box_plans.box_gather(problem, geo, tile)
+
+    def takes(operands: Operands, result: Any) -> bool:
+        return (box_plans.tensors_fit(operands[0]) and box_plans.weight_rows_fit(operands[1])
+                and (is_input or box_plans.folds(geo, operands[0])))
+
+    return Way(f"box_{short(problem)}_{math.prod(tile.box)}x{tile.BN}x{tile.CB}", str(tile), math.inf, 0, takes,
+               lambda operands, result, workspace: step(*operands, result))
+
+
+def worth_boxes(problem: Problem, geo: Geometry) -> bool:
+    """Whether columns fill a tile without the phases of several positions packed into one."""
+    return box_plans.is_patch(problem, geo) or not choose_gather(
+        geo, problem.wrt == "input", DTYPES[problem.dtype][1]).PACK
+
+
+def gather_by_parts(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
+    """Float32 as sums of 16-bit numbers."""
+    plan = part_gather.for_gather(problem, geo, max_workspace) if choice is None else None
+    if plan is None:
+        return None
+    tile, sums = plan.tile, plan.runner()
+    return Way(f"parts{plan.products}_f32_{math.prod(tile.box)}x{tile.BN}x{tile.CB}",
+               chunks_of(plan), plan.seconds, plan.workspace_bytes, lambda operands, result: True,
+               lambda operands, result, workspace: sums(operands[0], operands[1], result, workspace))
+
+
+def weight_by_parts(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
+    """Float32 as sums of 16-bit numbers."""
+    plan = part_plans.for_weight(problem, geo, max_workspace) if choice is None else None
+    if plan is None:
+        return None
+    tile, sums = plan.tile, plan.runner(add_step(geo, plan.tile.splits))
+    return Way(f"parts{plan.products}_f32_{tile.BK}x{tile.NT}x{tile.CB}_split{tile.splits}",
+               chunks_of(plan), plan.seconds, plan.workspace_bytes, lambda operands, result: True,
+               lambda operands, result, workspace: sums(operands[0], operands[1], result, workspace))
+
+
+def chunks_of(plan: part_gather.PartGather | part_plans.PartPlan) -> str:
+    return (f"{plan.chunks} chunks of {plan.images} images x {plan.rows} rows, {plan.products} products of 16-bit parts; "
+            f"{plan.tile}")
+
+
+def by_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
+    """Dense weight gradients line by line."""
+    plan = line_plans.for_problem(problem, geo, max_workspace, choice)
+    if plan is None:
+        return None
+    tile, splits = plan.tile, plan.tile.splits
+    add = add_step(geo, splits)
+    shape = (splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
+
+    def run(operands: Operands, result: Any, workspace: Any) -> None:
+        if splits == 1:
+            plan.write(operands[0], operands[1], result)
+            return
+        partial = scratch(problem, workspace, shape, result)
+        plan.write(operands[0], operands[1], partial.permute(0, 1, 5, 2, 3, 4))
+        add(partial, result)
+
+    return Way(f"lines_{short(problem)}_{tile.BK}x{tile.NT}x{tile.CB}_split{splits}", str(tile), tile.seconds,
+               4 * math.prod(shape) if splits > 1 else 0,
+               lambda operands, result: plan.take(operands[0], operands[1]), run)
+
+
+def by_wider(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
+    """Small groups and few channels as a part of a wider weight gradient."""
+    plan = wide_plans.for_problem(problem, geo, max_workspace, choice)
+    return None if plan is None else collected(
+        problem, plan, f"wide_{short(problem)}_{plan.way.fold}x{plan.way.GP}_split{plan.splits}", plan.note,
+        plan.seconds)
+
+
+def by_windows(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
+    """Few channels on one side: windows of a line read from shared memory."""
+    plan = window_plans.for_problem(problem, geo, max_workspace, choice)
+    if plan is None:
+        return None
+    tile = plan.tile
+    return collected(problem, plan, f"windows_{short(problem)}_{tile.RT * 64}x{tile.BN}_split{tile.splits}", str(tile),
+                     tile.seconds)
+
+
+def collected(problem: Problem, plan: Any, name: str, note: str, seconds: float) -> Way:
+    """The way of a plan that sums into memory of `plan.shape` and collects the result from it."""
+    def run(operands: Operands, result: Any, workspace: Any) -> None:
+        plan.write(operands[0], operands[1], scratch(problem, workspace, plan.shape, result), result)
+
+    return Way(name, note, seconds, 4 * math.prod(plan.shape),
+               lambda operands, result: plan.take(operands[0], operands[1]), run)
+
+
+def add_step(geo: Geometry, splits: int) -> Step:
+    """The kernel that adds `splits` partial weight gradients in order."""
+    size = geo.groups * geo.group_out * geo.group_in * geo.taps
+    slabs, be = reduce_tile(size, splits)
+    few = splits if splits <= FEW_PARTS else 0
+    be = 1024 if few and size >= 2 * 1024 * MULTIPROCESSORS else be
+    taps = {f"A{axis}": geo.kernel[axis] for axis in range(3)}
+
+    def launch(partial: Any, result: Any) -> Launch:
+        ro, ri, *r = strides_of(result)
+        return Launch((-(-size // be),), (size, splits, ro, ri, *r),
+                      {"INNER": geo.group_in, **taps, "WIDE": size >= 2**31 - 2**12, "FEW": few, "BS": slabs,
+                       "BE": be}, 4, 1)
+
+    return Step(add_parts_kernel, launch)

@@ -1,0 +1,246 @@
+"""Output and input gradient on boxes: which products a launch sums, on the CPU; the kernels themselves on a GPU."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from oracle import check_bound, check_exact, check_nonfinite
+
+from convgrad import Problem
+from convgrad.plan import plan
+
+triton = pytest.importorskip("triton")
+torch = pytest.importorskip("torch")
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+ON_GPU = not INTERPRETED and torch.cuda.is_available()
+
+GEOMETRIES = (
+    "n3 c32 k24 i5x6 w3x3 p1x1 NHWC OHWI",
+    "n2 c16 k40 i7x9 w3x3 s2x2 p1:0x0:1 NHWC OHWI",
+    "n2 c16 k16 i4x5x6 w3x2x3 p1x0x1 NDHWC ODHWI",
+    "n5 c24 k16 i17 w3 d4 p8:0 NLC OLI",
+    "n2 c16 k16 i9x9 w1x1 s2x2 NHWC OHWI",
+    "n1 c16 k16 i9x10 w4x4 s2x2 p1x1 NHWC OHWI",
+    "n2 c64 k64 i6x7 w3x3 p3x3 d3x2 g2 NHWC OHWI",
+    "n1 c16 k16 i10x9 w3x2 s4x2 d2x3 p2x1 NHWC OHWI",
+    "n3 c4 k16 i8x12 w2x4 s2x4 NHWC OHWI",
+    "n2 c136 k80 i7x7 w3x3 p1x1 NHWC OHWI",
+    "n2 c22 k36 i19 w3 p4:0 d2 NLC OLI",
+    "n2 c24 k20 i6x7 w2x3 p1x1 NHWC HWIO",
+)
+
+
+def box_at(descriptor: Any, start: tuple[int, ...]) -> Any:
+    """What one copy brings: elements `steps` apart, zeros outside of the tensor."""
+    tensor = descriptor.base.as_strided(descriptor.shape, descriptor.strides).float().numpy()
+    box = descriptor.box or descriptor.block_shape
+    out = np.zeros(box)
+    places = [[first + i * step for i in range(size)]
+              for first, size, step in zip(start, box, descriptor.steps or (1,) * len(box))]
+    for index in itertools.product(*[range(size) for size in box[:-1]]):
+        at = [axis[i] for axis, i in zip(places, index)]
+        if all(0 <= place < extent for place, extent in zip(at, tensor.shape)):
+            row = tensor[tuple(at)]
+            for i, place in enumerate(places[-1]):
+                if 0 <= place < len(row):
+                    out[(*index, i)] = row[place]
+    return out
+
+
+def phase_of(order: int, k: int, t: int, d: int, p: int, g: int, is_input: bool) -> tuple[int, int, int, int]:
+    """As in box_lines.py."""
+    if not is_input:
+        return 0, 0, k, -p
+    step = t // g
+    first = order % step
+    phase = (first * d + order // step - p) % t
+    slots = -(-(k - first) // step) if order < step and first < k else 0
+    return phase, first, slots, (phase + p - first * d) // t
+
+
+def inside(axis: tuple[int, ...], start: int, extent: int, b: int, t: int, d: int, g: int,
+           is_input: bool) -> tuple[int, ...]:
+    """As in box_places.py, by trying all slots."""
+    phase, first, slots, shift = axis
+    reads = [[start + i + shift - m * (d // g) if is_input else (start + i) * t + shift + m * d for i in range(b)]
+             for m in range(slots)]
+    there = [m for m in range(slots) if any(0 <= place < extent for place in reads[m])] or [0]
+    skipped, count = there[0], len(there) if slots and any(0 <= place < extent for place in reads[there[0]]) else 0
+    assert there == list(range(there[0], there[-1] + 1))
+    move = -(d // g) if is_input else d
+    return phase, first + skipped * (t // g if is_input else 1), count, shift + skipped * move
+
+
+def rows_of(tensor: Any) -> Any:
+    """A copy with channels last, padded to a multiple of 8."""
+    last = tensor.permute(0, *range(2, tensor.dim()), 1).contiguous()
+    last = torch.nn.functional.pad(last, (0, -last.shape[-1] % 8))
+    return last.permute(0, -1, *range(1, tensor.dim() - 1))
+
+
+def walk(lines: Any, source: Any, weight: Any, shape: tuple[int, ...]) -> Any:
+    """The sums of box_lines.py in NumPy, from the launch that the plan describes; every result is written once."""
+    result = torch.empty((shape[0], *shape[2:], shape[1]), dtype=torch.bfloat16).permute(
+        0, -1, *range(1, len(shape) - 1))
+    source = rows_of(source) if lines.copies.source else source
+    weight = rows_of(weight) if lines.copies.weight else weight
+    launch = lines.write.describe(source, weight, result, result)
+    source_box, weight_box, *_ = launch.leading(source, weight, result, result)
+    v = {**dict(zip(lines.write.kernel.arg_names[7:], launch.scalars)), **launch.constants}
+    is_input, patch, taps, axis = v["INPUT"], v["PATCH"], v["NT"], v["AXIS"]
+    kernel, stride, dilation, pad, common = ([v[f"{letter}{a}"] for a in range(3)] for letter in "KTDPG")
+    real_stride, columns = stride, v["COL"] * (math.prod(kernel) if patch else 1)
+    if patch:
+        kernel = stride = dilation = common = [1, 1, 1]
+        pad = [0, 0, 0]
+    box = (v["PN"], v["B0"], v["B1"], v["B2"])
+    extents = (shape[0], *(1,) * (5 - len(shape)), *shape[2:], shape[1])
+    out = np.full(extents, np.nan)
+    parts: dict[int, Any] = {}
+    depth = -(-v["RED"] // v["CB"])
+    for item in range(v["items"]):
+        tile, part = (item, 0) if item < v["whole"] else (v["whole"] + (item - v["whole"]) // v["PARTS"],
+                                                          (item - v["whole"]) % v["PARTS"])
+        rest, column = divmod(tile, -(-columns // v["BN"]))
+        column *= v["BN"]
+        start = [0, 0, 0, 0]
+        for a, name in ((3, "boxes_2"), (2, "boxes_1"), (1, "boxes_0"), (0, "boxes_n")):
+            rest, place = divmod(rest, v[name])
+            start[a] = place * box[a]
+        rest, group = divmod(rest, v["GROUPS"])
+        orders = (rest // (stride[2] * stride[1]), (rest // stride[2]) % stride[1], rest % stride[2])
+        phases = [phase_of(*values, is_input) for values in zip(orders, kernel, stride, dilation, pad, common)]
+        seen = source_box.shape[1:4]
+        phases = [phases[a] if a == axis or kernel[a] + pad[a] <= 1 else
+                  inside(phases[a], start[1 + a], seen[a], box[1 + a], stride[a], dilation[a], common[a], is_input)
+                  for a in range(3)]
+        outer = [1 if a == axis else phases[a][2] for a in range(3)]
+        steps = math.prod(outer) * depth
+        begin, end = (0, steps) if item < v["whole"] else (part * steps // v["PARTS"],
+                                                           (part + 1) * steps // v["PARTS"])
+        acc = np.zeros((v["BM"], v["BN"]))
+        for step in range(begin, end):
+            slot, c = step // depth, step % depth * v["CB"]
+            m = [slot // (outer[2] * outer[1]), slot // outer[2] % outer[1], slot % outer[2]]
+            lowest = [(taps - 1 if is_input else 0) if a == axis else m[a] for a in range(3)]
+            at = [start[1 + a] + phases[a][3] - lowest[a] * (dilation[a] // common[a]) if is_input else
+                  start[1 + a] * stride[a] + phases[a][3] + lowest[a] * dilation[a] for a in range(3)]
+            rows = box_at(source_box, (start[0], *at, group * v["RED"] + c)).reshape(-1, v["CB"])
+            assert rows.size * 2 == v["SOURCE_BYTES"]
+            held = np.zeros((8 * v["UNITS"], v["CB"]))
+            held[:len(rows)] = rows
+            for t in range(taps):
+                now = [t if a == axis else m[a] for a in range(3)]
+                tap = [phases[a][1] + now[a] * (stride[a] // common[a] if is_input else 1) for a in range(3)]
+                flat = (tap[0] * kernel[1] + tap[1]) * kernel[2] + tap[2]
+                line = 8 * v["LINE_UNITS"] * (taps - 1 - t if is_input else t)
+                a_rows = held[line:line + v["BM"]]
+                if is_input:
+                    b = box_at(weight_box, (group * v["RED"] + c, flat * v["WEIGHT_COL"] + column))
+                else:
+                    b = box_at(weight_box, (group * v["COL"] + column, flat * v["RED"] + c)).T
+                acc += a_rows @ b
+        if item >= v["whole"]:
+            parts[tile] = parts.get(tile, 0) + acc
+            if part + 1 < v["PARTS"]:
+                continue
+            acc = parts[tile]
+        for row in range(math.prod(box)):
+            n, j = start[0] + row // (box[1] * box[2] * box[3]), [
+                start[1] + row // (box[2] * box[3]) % box[1], start[2] + row // box[3] % box[2],
+                start[3] + row % box[3]]
+            for i in range(min(v["BN"], columns - column)):
+                to, channel = [j[a] * real_stride[a] + phases[a][0] if is_input else j[a] for a in range(3)], \
+                    group * v["COL"] + column + i
+                if patch:
+                    line, beside = divmod(column + i, real_stride[2] * v["COL"])
+                    to = [to[0] + line // real_stride[1], to[1] + line % real_stride[1], to[2] + beside // v["COL"]]
+                    channel = beside % v["COL"]
+                if n < extents[0] and all(place < extent for place, extent in zip(to, extents[1:4])):
+                    assert np.isnan(out[(n, *to, channel)])
+                    out[(n, *to, channel)] = acc[row, i]
+    return out
+
+
+@pytest.mark.parametrize("text", GEOMETRIES)
+@pytest.mark.parametrize("routine", ["conv", "input_grad"])
+def test_tiles_sum_every_product_once(routine: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from convgrad.backends.triton import box_line_plans, box_line_tiles
+    from convgrad.backends.triton.geometry import geometry
+
+    monkeypatch.setattr(box_line_plans, "INTERPRETED", False)
+    problem = Problem.parse(f"{routine} bf16 {text}")
+    geo = geometry(problem.conv)
+    if not box_line_plans.fits(problem, geo):
+        assert routine == "conv" and geo.group_in < 16
+        return
+    rng = np.random.default_rng(3)
+    operands = [rng.integers(-3, 4, problem.shape_of_operand(name)).astype(np.float64) for name in problem.operands]
+    shape = problem.conv.shape_of(problem.wrt)
+    expected = np.empty(shape)
+    plan(problem.with_(dtype="float64", compute="f64", out_dtype="float64"), backend="reference").run(
+        tuple(operands), (expected,), None)
+    order = (0, *range(2, len(shape)), 1)
+    source, weight = (torch.from_numpy(np.ascontiguousarray(a.transpose(order))).bfloat16().permute(
+        *(order.index(axis) for axis in range(a.ndim))) for a in operands)
+    tiles: dict[Any, Any] = {}
+    for tile in box_line_tiles.all_tiles(box_line_tiles.work_of(problem, geo), None):
+        tiles.setdefault((tile.BM == 64, tile.NT > 1 and tile.axis, tile.parts > 1, tile.CB), tile)
+    for tile in list(tiles.values())[::max(1, len(tiles) // 4)]:
+        got = walk(box_line_plans.box_lines(problem, geo, tile), source, weight, shape)
+        got = got.transpose(0, 4, 1, 2, 3).reshape(shape)
+        assert np.array_equal(got, expected), str(tile)
+
+
+@pytest.mark.skipif(not INTERPRETED and not ON_GPU, reason="needs a GPU or TRITON_INTERPRET=1")
+@pytest.mark.parametrize("shape", [(3, 22, 5), (2, 150, 3, 4), (2, 16, 2, 3, 2)])
+def test_padded_copies(shape: tuple[int, ...]) -> None:
+    from convgrad.backends.triton.box_line_plans import padded, up8
+
+    device = "cpu" if INTERPRETED else "cuda"
+    tensor = torch.randint(-9, 9, shape, device=device).bfloat16()
+    memory = torch.full((math.prod(shape) // shape[1] * up8(shape[1]) // 2,), float("nan"), device=device)
+    assert torch.equal(padded(tensor, memory, torch.bfloat16), rows_of(tensor))
+
+
+@pytest.mark.skipif(not ON_GPU, reason="Gluon kernels run on a GPU only")
+@pytest.mark.parametrize("text", GEOMETRIES)
+@pytest.mark.parametrize("routine", ["conv", "input_grad"])
+def test_on_a_gpu(routine: str, text: str) -> None:
+    check_exact(f"{routine} bf16 {text}", "triton")
+    check_bound(f"{routine} f16 {text}", "triton")
+    check_bound(f"{routine} e4m3>bf16 {text}", "triton")
+    check_nonfinite(f"{routine} bf16 {text}", "triton")
+
+
+@pytest.mark.skipif(not ON_GPU, reason="Gluon kernels run on a GPU only")
+@pytest.mark.parametrize("text", GEOMETRIES)
+@pytest.mark.parametrize("routine", ["conv", "input_grad"])
+def test_agrees_with_its_plain_twin(routine: str, text: str) -> None:
+    from convgrad.backends.triton import box_line_plans
+    from convgrad.backends.triton.candidates import choice_of
+    from convgrad.backends.triton.geometry import geometry
+    from convgrad.backends.triton.plans import make_plan
+
+    problem = Problem.parse(f"{routine} bf16 {text} cuda")
+    twin = make_plan(problem, None, {"kernel": "plain"})
+    generator = torch.Generator(device="cuda").manual_seed(5)
+    operands = []
+    for name in problem.operands:
+        shape = problem.shape_of_operand(name)
+        stored = torch.randint(-3, 4, (shape[0], *shape[2:], shape[1]), device="cuda", generator=generator).bfloat16()
+        operands.append(stored.permute(0, -1, *range(1, len(shape) - 1)))
+    shape = problem.conv.shape_of(problem.wrt)
+    wanted = torch.empty((shape[0], *shape[2:], shape[1]), device="cuda", dtype=torch.bfloat16).permute(
+        0, -1, *range(1, len(shape) - 1))
+    twin.run(tuple(operands), (wanted,), None)
+    for tile in box_line_plans.worth_measuring(problem, geometry(problem.conv), 4):
+        got = torch.full_like(wanted, float("nan"))
+        make_plan(problem, None, choice_of("box_lines", tile)).run(tuple(operands), (got,), None)
+        assert torch.equal(got, wanted), str(tile)
