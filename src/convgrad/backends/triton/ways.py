@@ -138,8 +138,8 @@ def weight_by_parts(problem: Problem, geo: Geometry, max_workspace: int | None, 
 
 
 def chunks_of(plan: part_gather.PartGather | part_plans.PartPlan) -> str:
-    return (f"{plan.chunks} chunks of {plan.images} images x {plan.rows} rows, {plan.products} products of 16-bit parts; "
-            f"{plan.tile}")
+    return (f"{plan.chunks} chunks of {plan.images} images x {plan.rows} rows, {plan.products} products of 16-bit "
+            f"parts; {plan.tile}")
 
 
 def by_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
