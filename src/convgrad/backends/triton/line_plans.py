@@ -21,6 +21,7 @@ from .line_schedule import (
     as_table,
     cut_alike,
     dealt_out,
+    in_turn,
     lines_of_taps,
     lines_of_tiles,
     most_parts,
@@ -80,12 +81,14 @@ class LineTile:
     together: int  # programs that share a multiprocessor
     splits: int  # parts of a tile's sums, added by a second kernel
     seconds: float
-    programs: int = 0  # that share the lines of all tiles evenly; 0: each has one run of one tile
+    programs: int = 0  # that share the lines of all tiles; 0: as many as there are runs
+    even: bool = True  # equal shares; or else whole runs, some programs one more than others
 
     def __str__(self) -> str:
         return (f"lines of {'x'.join(map(str, self.box))} pixels, {self.BK} x {self.CB} channels x {self.NT} taps of "
                 f"axis {self.axis}{' in chains' if self.chain else ''}, {self.y_slots}+{self.x_slots} slots, "
-                f"{self.splits} runs{f' shared by {self.programs} programs' if self.programs else ''}, "
+                f"{self.splits} runs{f' shared by {self.programs} programs' if self.programs else ''}"
+                f"{'' if self.even else ' in turn'}, "
                 f"{self.seconds * 1e6:.0f} us expected")
 
 
@@ -254,19 +257,19 @@ def choose_lines(geo: Geometry, max_workspace: int | None, fold: int = 0) -> Lin
 
 def settled(geo: Geometry, tile: LineTile) -> LineTile:
     """The tile with the number of parts that its schedule has."""
-    return replace(tile, splits=most_parts(schedule_of(geo, tile))) if tile.programs else tile
+    return replace(tile, splits=most_parts(schedule_of(geo, tile))) if tile.programs and tile.even else tile
 
 
-def worth_measuring(problem: Problem, geo: Geometry, count: int = 6) -> list[LineTile]:
+def worth_measuring(problem: Problem, geo: Geometry, count: int = 7) -> list[LineTile]:
     """The best tiles of different kinds: chains, several taps without chains, single taps, of different sizes."""
     fold = folded_axes(problem, geo)
     seen = folded(geo, fold)
     if not lines_fit(problem, seen):
         return []
     found: list[LineTile] = []
-    kinds: set[tuple[bool, bool, int, bool]] = set()
+    kinds: set[tuple[bool, bool, int, bool, bool]] = set()
     for tile in sorted(all_lines(seen, None), key=lambda tile: tile.seconds):
-        kind = (tile.NT > 1, tile.chain, tile.BK * tile.CB, tile.programs > 0)
+        kind = (tile.NT > 1, tile.chain, tile.BK * tile.CB, tile.programs > 0, tile.even)
         if kind not in kinds and not (fold and tile.splits == 1):
             kinds.add(kind)
             found.append(tile)
@@ -307,21 +310,23 @@ def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
         least = max(operand_bytes, weight_bytes) / MEMORY_BYTES
 
         tile = LineTile(box, bk, cb, taps, axis, chain, y_slots, x_slots, warps, together, 1, 0.0)
-        ways = []  # (parts of a tile, programs that share all lines, lines that a multiprocessor sums in turn)
+        ways = []  # (parts of a tile, programs that share all lines, evenly, lines that a multiprocessor sums in turn)
         for splits in split_counts(tiles, max(by_taps), slots, most):
             # a wave of programs takes as long as their longest run; many waves even out
             waves = -(-tiles * splits // slots)
             run = -(-max(by_taps) // splits) if waves == 1 else -(-total // (tiles * splits))
-            ways.append((splits, 0, waves * (run + 4)))
+            ways.append((splits, 0, True, waves * (run + 4)))
+            if waves > 1:
+                ways.append((splits, slots, False, waves * (run + 1) + 4))
         if total >= 8 * slots and operand_bytes <= CACHED_BYTES and tiles > 1:
             run, segments = shares(tiles, total, slots)
             parts = (max(by_taps) - 2) // run + 2  # at most; see `settled`
-            ways += [(parts, slots, run + 4 * segments)] if parts <= most else []
-        for parts, programs, in_turn in ways:
-            seconds = LAUNCH_SECONDS + max(in_turn * line_seconds, least)
+            ways += [(parts, slots, True, run + 4 * segments)] if parts <= most else []
+        for parts, programs, even, turn in ways:
+            seconds = LAUNCH_SECONDS + max(turn * line_seconds, least)
             if parts > 1:
                 seconds += LAUNCH_SECONDS + 2 * parts * weight_bytes / MEMORY_BYTES
-            yield replace(tile, splits=parts, seconds=seconds, programs=programs)
+            yield replace(tile, splits=parts, seconds=seconds, programs=programs, even=even)
 
 
 def split_counts(tiles: int, lines: int, slots: int, most: int) -> list[int]:
@@ -349,6 +354,8 @@ def schedule_of(geo: Geometry, tile: LineTile) -> list[list[Segment]]:
     lines = lines_of(geo, tile.box, tile.axis, tile.chain)
     by_taps = lines_of_taps(geo, tile.box, tile.axis, tile.NT, tile.chain, lines.length * lines.spread)
     counts = lines_of_tiles(by_taps, -(-geo.group_out // tile.BK) * -(-geo.group_in // tile.CB), geo.groups)
+    if tile.programs and not tile.even:
+        return in_turn(counts, tile.splits, tile.programs)
     return dealt_out(counts, tile.programs) if tile.programs else cut_alike(counts, tile.splits)
 
 
