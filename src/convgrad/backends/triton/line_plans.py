@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -21,7 +22,6 @@ from .line_schedule import (
     as_table,
     cut_alike,
     dealt_out,
-    in_turn,
     lines_of_taps,
     lines_of_tiles,
     most_parts,
@@ -33,6 +33,7 @@ from .tuning import Choice, fields_of
 from .weight_lines import line_weight_kernel
 
 MOST_VIEWS = 4  # of x, that one launch takes
+FEWER_LINES = 0.97  # of those of compact boxes, to make other boxes worth a thought
 # The tiles whose results were compared with a reference on an H200: output channels, input channels and pixels of a
 # line, then the taps a program without chains and with chains. Others compile, but only these are chosen.
 SEEN_RIGHT: dict[tuple[int, int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -81,14 +82,12 @@ class LineTile:
     together: int  # programs that share a multiprocessor
     splits: int  # parts of a tile's sums, added by a second kernel
     seconds: float
-    programs: int = 0  # that share the lines of all tiles; 0: as many as there are runs
-    even: bool = True  # equal shares; or else whole runs, some programs one more than others
+    programs: int = 0  # that share the lines of all tiles evenly; 0: each has one run of one tile
 
     def __str__(self) -> str:
         return (f"lines of {'x'.join(map(str, self.box))} pixels, {self.BK} x {self.CB} channels x {self.NT} taps of "
                 f"axis {self.axis}{' in chains' if self.chain else ''}, {self.y_slots}+{self.x_slots} slots, "
-                f"{self.splits} runs{f' shared by {self.programs} programs' if self.programs else ''}"
-                f"{'' if self.even else ' in turn'}, "
+                f"{self.splits} runs{f' shared by {self.programs} programs' if self.programs else ''}, "
                 f"{self.seconds * 1e6:.0f} us expected")
 
 
@@ -192,7 +191,7 @@ def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choi
 
 
 def tile_shapes(geo: Geometry) -> Iterator[tuple[int, int, int, int, bool, int]]:
-    """(BK, CB, taps a program, axis of the taps, chained, pixels of a line) of every tile that is worth a thought."""
+    """(BK, CB, axis of the taps, taps a program, chained, pixels of a line) of every tile that is worth a thought."""
     axes = [axis for axis in range(3) if geo.kernel[axis] > 1] or [2]
     for (bk, cb, pixels), (apart, chained) in SEEN_RIGHT.items():
         if bk >= 2 * max(64, geo.group_out) or cb >= 2 * max(16, geo.group_in):
@@ -203,21 +202,41 @@ def tile_shapes(geo: Geometry) -> Iterator[tuple[int, int, int, int, bool, int]]
                     continue  # fewer taps need no more programs
                 overlap = taps > geo.stride[axis] and (geo.stride[axis] == 1 or geo.dilation[axis] == 1)
                 if taps in chained and overlap:
-                    yield bk, cb, taps, axis, True, pixels
+                    yield bk, cb, axis, taps, True, pixels
                 if taps in apart:
-                    yield bk, cb, taps, axis, False, pixels
+                    yield bk, cb, axis, taps, False, pixels
 
 
-def line_box(geo: Geometry, axis: int, taps: int, chain: bool, pixels: int) -> Box | None:
-    """The box of pixels of a line: one wide on the axis of a chain, and on strided axes that need too many views."""
+@lru_cache(maxsize=4096)
+def line_boxes(geo: Geometry, axis: int, taps: int, chain: bool, pixels: int) -> tuple[Box, ...]:
+    """Boxes of pixels for lines: compact ones, and others where that leaves out more lines that only read padding.
+
+    A box is one wide on the axis of a chain, and on strided axes that need too many views.
+    """
     narrow = [(chain and axis == a) or (taps > 1 and axis == a and geo.stride[a] > 1) for a in range(3)]
     while views(geo, narrow) > MOST_VIEWS:
         wide = [a for a in (1, 0, 2) if geo.stride[a] > 1 and not narrow[a]]
         narrow[wide[0]] = True
     extents = tuple(1 if narrow[a] else geo.y[a] for a in range(3))
-    box = best_box((geo.batch, *extents), pixels)
-    # an axis of extent 1 may have got a wider box to fill the line
-    return box if all(size == 1 for size, one in zip(box[1:], narrow) if one) else None
+    compact = best_box((geo.batch, *extents), pixels)
+    if not all(size == 1 for size, one in zip(compact[1:], narrow) if one):
+        return ()  # an axis of extent 1 got a wider box to fill the line
+    sizes = [1] + [2**bits for bits in range(1, pixels.bit_length())]
+    boxes = [(pixels // (b0 * b1 * b2), b0, b1, b2) for b0, b1, b2 in product(
+        *([size for size in sizes if size < 2 * extent] for extent in extents)) if pixels % (b0 * b1 * b2) == 0]
+    boxes = [box for box in boxes if box[0] < 2 * geo.batch]
+
+    def lines(box: Box) -> int:
+        walk = lines_of(geo, box, axis, chain)
+        return sum(lines_of_taps(geo, box, axis, taps, chain, walk.length * walk.spread))
+
+    fewest = min(boxes, key=lambda box: (lines(box), -box[3], -box[2], -box[1]), default=compact)
+    return (compact, fewest) if lines(fewest) < FEWER_LINES * lines(compact) else (compact,)
+
+
+def skips(geo: Geometry, tile: LineTile) -> bool:
+    """Whether the box of a tile is not the compact one."""
+    return tile.box != line_boxes(geo, tile.axis, tile.NT, tile.chain, math.prod(tile.box))[0]
 
 
 def views(geo: Geometry, narrow: list[bool]) -> int:
@@ -257,7 +276,7 @@ def choose_lines(geo: Geometry, max_workspace: int | None, fold: int = 0) -> Lin
 
 def settled(geo: Geometry, tile: LineTile) -> LineTile:
     """The tile with the number of parts that its schedule has."""
-    return replace(tile, splits=most_parts(schedule_of(geo, tile))) if tile.programs and tile.even else tile
+    return replace(tile, splits=most_parts(schedule_of(geo, tile))) if tile.programs else tile
 
 
 def worth_measuring(problem: Problem, geo: Geometry, count: int = 7) -> list[LineTile]:
@@ -269,7 +288,7 @@ def worth_measuring(problem: Problem, geo: Geometry, count: int = 7) -> list[Lin
     found: list[LineTile] = []
     kinds: set[tuple[bool, bool, int, bool, bool]] = set()
     for tile in sorted(all_lines(seen, None), key=lambda tile: tile.seconds):
-        kind = (tile.NT > 1, tile.chain, tile.BK * tile.CB, tile.programs > 0, tile.even)
+        kind = (tile.NT > 1, tile.chain, tile.BK * tile.CB, tile.programs > 0, skips(seen, tile))
         if kind not in kinds and not (fold and tile.splits == 1):
             kinds.add(kind)
             found.append(tile)
@@ -280,10 +299,8 @@ def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
     weight_bytes = 4 * geo.groups * geo.group_out * geo.group_in * geo.taps
     operand_bytes = 2 * geo.groups * geo.batch * (geo.group_out * math.prod(geo.y) + geo.group_in * math.prod(geo.x))
     most = most_splits(geo, max_workspace)
-    for bk, cb, taps, axis, chain, pixels in tile_shapes(geo):
-        box = line_box(geo, axis, taps, chain, pixels)
-        if box is None:
-            continue
+    shapes = ((shape, box) for shape in tile_shapes(geo) for box in line_boxes(geo, *shape[2:]))
+    for (bk, cb, axis, taps, chain, pixels), box in shapes:
         lines = lines_of(geo, box, axis, chain)
         by_taps = lines_of_taps(geo, box, axis, taps, chain, lines.length * lines.spread)
         channel_tiles = -(-geo.group_out // bk) * -(-geo.group_in // cb)
@@ -310,23 +327,21 @@ def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
         least = max(operand_bytes, weight_bytes) / MEMORY_BYTES
 
         tile = LineTile(box, bk, cb, taps, axis, chain, y_slots, x_slots, warps, together, 1, 0.0)
-        ways = []  # (parts of a tile, programs that share all lines, evenly, lines that a multiprocessor sums in turn)
+        ways = []  # (parts of a tile, programs that share all lines, lines that a multiprocessor sums in turn)
         for splits in split_counts(tiles, max(by_taps), slots, most):
             # a wave of programs takes as long as their longest run; many waves even out
             waves = -(-tiles * splits // slots)
             run = -(-max(by_taps) // splits) if waves == 1 else -(-total // (tiles * splits))
-            ways.append((splits, 0, True, waves * (run + 4)))
-            if waves > 1:
-                ways.append((splits, slots, False, waves * (run + 1) + 4))
+            ways.append((splits, 0, waves * (run + 4)))
         if total >= 8 * slots and operand_bytes <= CACHED_BYTES and tiles > 1:
             run, segments = shares(tiles, total, slots)
             parts = (max(by_taps) - 2) // run + 2  # at most; see `settled`
-            ways += [(parts, slots, True, run + 4 * segments)] if parts <= most else []
-        for parts, programs, even, turn in ways:
+            ways += [(parts, slots, run + 4 * segments)] if parts <= most else []
+        for parts, programs, turn in ways:
             seconds = LAUNCH_SECONDS + max(turn * line_seconds, least)
             if parts > 1:
                 seconds += LAUNCH_SECONDS + 2 * parts * weight_bytes / MEMORY_BYTES
-            yield replace(tile, splits=parts, seconds=seconds, programs=programs, even=even)
+            yield replace(tile, splits=parts, seconds=seconds, programs=programs)
 
 
 def split_counts(tiles: int, lines: int, slots: int, most: int) -> list[int]:
@@ -354,8 +369,6 @@ def schedule_of(geo: Geometry, tile: LineTile) -> list[list[Segment]]:
     lines = lines_of(geo, tile.box, tile.axis, tile.chain)
     by_taps = lines_of_taps(geo, tile.box, tile.axis, tile.NT, tile.chain, lines.length * lines.spread)
     counts = lines_of_tiles(by_taps, -(-geo.group_out // tile.BK) * -(-geo.group_in // tile.CB), geo.groups)
-    if tile.programs and not tile.even:
-        return in_turn(counts, tile.splits, tile.programs)
     return dealt_out(counts, tile.programs) if tile.programs else cut_alike(counts, tile.splits)
 
 

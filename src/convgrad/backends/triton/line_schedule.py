@@ -1,9 +1,8 @@
 """Who sums which lines: tiles of the weight gradient have different numbers of lines, which programs share.
 
 A tile has only the lines on which one of its taps reads x; at the border of an image others add nothing. Its lines are
-either cut into as many runs as those of the other tiles, one or several to a program; or the lines of all tiles, one
-tile after the other, are dealt out to programs in equal shares, which leaves no multiprocessor idle but needs both
-operands in the cache.
+either cut into as many runs as those of the other tiles, or the lines of all tiles, one tile after the other, are dealt
+out to programs in equal shares, which leaves no multiprocessor idle but needs both operands in the cache.
 """
 
 from __future__ import annotations
@@ -66,12 +65,6 @@ def cut_alike(lines: Sequence[int], parts: int) -> list[list[Segment]]:
             begin = min(part * run, count)
             found.append([Segment(tile, part, begin, min(begin + run, count), 0)])
     return found
-
-
-def in_turn(lines: Sequence[int], parts: int, programs: int) -> list[list[Segment]]:
-    """The same runs, several to a program: it copies the first lines of the next one while it stores a result."""
-    runs = [program[0] for program in cut_alike(lines, parts)]
-    return [runs[first::programs] for first in range(min(programs, len(runs)))]
 
 
 def dealt_out(lines: Sequence[int], programs: int) -> list[list[Segment]]:
