@@ -16,7 +16,7 @@ from .judge import Expected, Verified, canonical, in_layout, random_operands
 from .layers import Layer
 from .peers import Peer
 from .provenance import describe_machine
-from .timing import REST_SECONDS, Contestant, clocked
+from .timing import REST_SECONDS, ROUNDS, Contestant, clocked
 
 OURS = "convgrad"
 
@@ -35,6 +35,7 @@ class Arena(Protocol):
 
     device: str
     rest: float  # seconds between turns
+    rounds: int  # turns of each contestant at most
 
     def describe(self) -> dict[str, Any]:
         """Machine, peer and ceilings, for the results."""
@@ -94,6 +95,7 @@ class CpuArena:
 
     device = "cpu"
     rest = REST_SECONDS
+    rounds = ROUNDS
 
     def __init__(self, threads: int, peer: Peer | None = None, backend: str | None = None, clock: str = "wall",
                  fresh_memory: bool = False) -> None:

@@ -68,7 +68,7 @@ def measure_row(layer: Layer, gradient: str, dtype: str, choice: Choice, arena: 
                              "workspace_bytes": entry.plan.workspace_bytes,
                              "verified": entry.verified.how, "worst_error": entry.verified.worst}
     rivals, row["peer"] = meet_peers(layer, first, arena)
-    contend(contestants, rivals, row, choice.seconds, arena.rest)
+    contend(contestants, rivals, row, choice.seconds, arena)
     for contestant in contestants:
         row["ours"][contestant.layout].update(contestant.summary())
     compare(row)
@@ -89,14 +89,14 @@ def meet_peers(layer: Layer, problem: Problem, arena: Arena) -> tuple[list[Conte
     return rivals, {"name": rivals[0].name, "ways": {}, "notes": notes} if rivals else None
 
 
-def contend(ours: list[Contestant], rivals: list[Contestant], row: Row, seconds: float, rest: float) -> None:
+def contend(ours: list[Contestant], rivals: list[Contestant], row: Row, seconds: float, arena: Arena) -> None:
     """Alternate all; when the peer fails in the middle, go on without it."""
     try:
-        alternate([*ours, *rivals], seconds, rest)
+        alternate([*ours, *rivals], seconds, arena.rest, arena.rounds)
     except PeerFailed as error:
         row["peer"]["error"] = str(error)
         rivals.clear()
-        alternate(ours, seconds, rest)
+        alternate(ours, seconds, arena.rest, arena.rounds)
     for rival in rivals:
         row["peer"]["ways"][rival.layout] = rival.summary()
 

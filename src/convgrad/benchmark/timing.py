@@ -59,8 +59,9 @@ def clocked(function: Callable[[], Any], repeats: int, clock: str = "wall") -> l
     return seconds
 
 
-def alternate(contestants: Sequence[Contestant], seconds: float, rest: float = REST_SECONDS) -> None:
-    """Run all contestants in turn until each has had about `seconds` of running time; fill their samples.
+def alternate(contestants: Sequence[Contestant], seconds: float, rest: float = REST_SECONDS,
+              rounds: int = ROUNDS) -> None:
+    """Run all contestants in turn until each has had about `seconds` of running time, or `rounds` turns.
 
     The first run of each only warms up (caches, plans, memory), unless it takes longer than `seconds` itself.
     """
@@ -70,7 +71,7 @@ def alternate(contestants: Sequence[Contestant], seconds: float, rest: float = R
         if contestant.first > seconds:
             record(contestant, [contestant.first], spent)
         time.sleep(rest)
-    for number in range(ROUNDS):
+    for number in range(rounds):
         running = [c for c in contestants if wants_more(c, spent[id(c)], seconds) and
                    not (number and hopeless(c, contestants))]
         if not running:

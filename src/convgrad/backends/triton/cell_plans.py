@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import triton.experimental.gluon.language as gl
@@ -21,13 +21,15 @@ from .tuning import Choice, fields_of
 
 # What the cost model counts with, in operations, bytes and seconds: rates of the products by the columns of a tile, of
 # copies from the cache by the bytes of a row.
-PRODUCTS = {8: 170e12, 16: 335e12, 32: 560e12, 64: 750e12, 128: 850e12, 256: 850e12}
+PRODUCTS = {8: 230e12, 16: 400e12, 32: 600e12, 64: 900e12, 128: 850e12, 256: 880e12}
 CACHE_BYTES = {16: 4e12, 32: 5.5e12, 64: 7e12}
 MEMORY_BYTES = 3.5e12
 LAUNCH_SECONDS = 8e-6
 TILE_SECONDS = 0.6e-6
+WRITE_BYTES = 65e9  # of one multiprocessor
 STEP_SECONDS = 0.1e-6
 SHARED_BYTES = 222 * 1024
+HALF_REGISTERS = 128  # a thread at the start, so that two programs fit a multiprocessor: 4 warps copy or wait
 MOST_SPREAD = WORKSPACE_FLOOR
 
 
@@ -115,13 +117,14 @@ def all_cells(geo: Geometry, max_workspace: int | None) -> Iterator[CellTile]:
         for gp in group_counts(geo):
             for cb in (64, 32, 16):
                 shape = cell_shape(geo, fold, gp, cb)
+                memory = (dy_bytes + dx_bytes) / MEMORY_BYTES
                 if (cb > 16 and cb >= 2 * max(shape.cell, 1)) or shape.columns > 2048 or shape.shifts[1] > 8:
                     continue
-                yield from tiles_of(geo, shape, fold, gp, cb, limit, dy_bytes, dx_bytes)
+                yield from tiles_of(geo, shape, fold, gp, cb, limit, memory)
 
 
-def tiles_of(geo: Geometry, shape: CellShape, fold: int, gp: int, cb: int, limit: int, dy_bytes: int,
-             dx_bytes: int) -> Iterator[CellTile]:
+def tiles_of(geo: Geometry, shape: CellShape, fold: int, gp: int, cb: int, limit: int,
+             memory: float) -> Iterator[CellTile]:
     overlap = shape.shifts[1]
     for bn in PRODUCTS:
         if bn >= 2 * shape.columns and bn > 8:
@@ -138,29 +141,35 @@ def tiles_of(geo: Geometry, shape: CellShape, fold: int, gp: int, cb: int, limit
                 if registers > 128 or lines > shape.rows[1] or (
                         lines > 1 and -(-shape.rows[1] // lines) == -(-shape.rows[1] // (lines - 1))):
                     continue
-                together = 2 if registers <= 64 and warps == 4 else 1
                 boxes = (-(-geo.batch // pn), shape.rows[0], -(-shape.rows[1] // lines), -(-shape.rows[2] // b2))
-                tiles = math.prod(boxes)
-                share = max(1, min(tiles, MULTIPROCESSORS * together // sets))
-                waves = -(-tiles // share) * max(1, -(-sets * share // (MULTIPROCESSORS * together)))
-                line_bytes = (lines + overlap - 1) * rows * cb * 2
-                weight_bytes = overlap * bn * cb * 2
-                for resident in (True, False):
-                    if resident and shape.steps * weight_bytes > 112 * 1024:
-                        continue
-                    fixed = rows * bn * 2 + 2048 + (shape.steps * weight_bytes if resident else 0)
-                    step_bytes = line_bytes + (0 if resident else weight_bytes)
-                    stages = min(4, (SHARED_BYTES // together - fixed) // step_bytes)
-                    if stages < 2:
-                        continue
-                    # seconds of a tile on one multiprocessor, times the programs there
-                    here = MULTIPROCESSORS * together
-                    products = here * 2 * rows * lines * bn * overlap * shape.steps * cb / PRODUCTS[bn]
-                    copies = here * shape.steps * step_bytes / CACHE_BYTES[cb]
-                    tile_seconds = max(products + TILE_SECONDS, copies) + STEP_SECONDS * shape.steps
-                    memory = (dy_bytes + dx_bytes) / MEMORY_BYTES
-                    seconds = LAUNCH_SECONDS + max(waves * tile_seconds, memory)
-                    yield CellTile(fold, gp, cb, bn, pn, b2, lines, stages, resident, warps, together, seconds)
+                for together in (1, 2) if warps == 4 else (1,):
+                    yield from pipelines(CellTile(fold, gp, cb, bn, pn, b2, lines, 0, False, warps, together, 0.0),
+                                         shape, math.prod(boxes), sets, memory)
+
+
+def pipelines(tile: CellTile, shape: CellShape, tiles: int, sets: int, memory: float) -> Iterator[CellTile]:
+    """The tile with weights kept in shared memory or copied with the lines, each with its estimated time."""
+    programs = MULTIPROCESSORS * tile.together
+    share = max(1, min(tiles, programs // sets))
+    waves = -(-tiles // share) * max(1, -(-sets * share // programs))
+    rows, overlap = tile.PN * tile.B2, shape.shifts[1]
+    line_bytes = (tile.LB + overlap - 1) * rows * tile.CB * 2
+    weight_bytes = overlap * tile.BN * tile.CB * 2
+    for resident in (True, False):
+        if resident and shape.steps * weight_bytes > 112 * 1024:
+            continue
+        fixed = rows * tile.BN * 2 + 2048 + (shape.steps * weight_bytes if resident else 0)
+        step_bytes = line_bytes + (0 if resident else weight_bytes)
+        stages = min(4, (SHARED_BYTES // tile.together - fixed) // step_bytes)
+        if stages < 2:
+            continue
+        # seconds of one tile of each program of a multiprocessor; two programs write while the other multiplies
+        products = programs * 2 * rows * tile.LB * tile.BN * overlap * shape.steps * tile.CB / PRODUCTS[tile.BN]
+        copies = programs * shape.steps * step_bytes / CACHE_BYTES[tile.CB]
+        writing = TILE_SECONDS + rows * tile.LB * tile.BN * 2 / WRITE_BYTES
+        seconds = max(products, copies) + STEP_SECONDS * shape.steps + (
+            writing if tile.together == 1 else 0.3 * writing)
+        yield replace(tile, stages=stages, resident=resident, seconds=LAUNCH_SECONDS + max(waves * seconds, memory))
 
 
 def line_of(batch: int, extent: int, rows: int) -> tuple[int, int]:
@@ -231,8 +240,8 @@ def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choi
 
 def expected_to_pay(geo: Geometry) -> bool:
     """Small groups, or few channels on one side."""
-    if geo.groups > 1:
-        return max(geo.group_in, geo.group_out) <= 128
+    if geo.groups > 1:  # with many taps on the last axis, which do not share their copies, boxes were faster
+        return max(geo.group_in, geo.group_out) <= 128 and geo.span[2] <= 32
     return min(geo.group_in, geo.group_out) <= 16
 
 
@@ -284,6 +293,6 @@ def cell_plan(geo: Geometry, tile: CellTile) -> CellPlan:
                      "GROUP_TILES": geo.groups // tile.GP, "SHARE": share, "WARPS": tile.warps}
         scalars = (geo.batch, *geo.y, *shape.rows[1:], *geo.x, *boxes[1:], tiles, yn, *y, *strides_of(weight), *results)
         return Launch((sets * share,), scalars, constants, tile.warps, 1, leading,
-                      168 if tile.together == 2 and tile.warps == 4 else None)
+                      HALF_REGISTERS if tile.together == 2 else None)
 
     return CellPlan(geo, tile, size, Step(spread_kernel, spread_launch), Step(cell_gather_kernel, gather_launch))

@@ -100,7 +100,8 @@ def exact_sums(dy, x, row, column, zero, begin, end, boxes, extents, y_steps, x_
     return acc
 
 
-@gluon.jit
+# NOTE: an axis with one box makes Triton 3.6 fail ("idx < size()") when it knows the 1 in advance
+@gluon.jit(do_not_specialize=["boxes_0", "boxes_1", "boxes_2"])
 def window_weight_kernel(
         dy_box, dy, x, result,
         N, Q0, Q1, Q2, X0, X1, X2, boxes_0, boxes_1, boxes_2, box_count, run,
