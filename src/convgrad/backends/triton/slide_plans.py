@@ -295,7 +295,7 @@ def worth_measuring(problem: Problem, geo: Geometry) -> Iterator[tuple[str, Stri
         return
     kind = kind_of(problem)
     bias = "bias" in problem.results
-    shapes = set()
+    shapes: set[tuple[Any, ...]] = set()
     for shared in (SHARED, 2):
         most = len(shapes) + MOST_MEASURED
         for strip in ranked(kind, geo, None, bias, shared):
