@@ -13,12 +13,12 @@ from .launch import INTERPRETED, Launch, Step, aligned_strides
 from .numbers_on_device import on_tensors, rounding, scratch
 from .slide import slide_input_kernel, tall_input_kernel
 from .slide_weight import slide_both_kernel, slide_weight_kernel
-from .strips import Strip, bias_rides, choose_strip, estimate, ranked
+from .strips import SHARED, Strip, bias_rides, choose_strip, estimate, ranked
 from .tiles import reduce_tile
 from .tuning import Choice, fields_of
 from .weight import reduce_taps_kernel
 
-MOST_MEASURED = 16  # strips that tuning measures for a problem
+MOST_MEASURED = 8  # strips that tuning measures for a problem, without and with shared memory
 
 
 class Sums:
@@ -295,24 +295,24 @@ def worth_measuring(problem: Problem, geo: Geometry) -> Iterator[tuple[str, Stri
         return
     kind = kind_of(problem)
     bias = "bias" in problem.results
-    shapes = set()
-    for strip in ranked(kind, geo, None, bias):
-        shape = (strip.U, strip.V, strip.BC, strip.UNROLL > 1, strip.segments > 1)
-        if shape not in shapes and (not bias or bias_rides(kind, geo, strip)):
-            shapes.add(shape)
-            yield "slide", strip
-        if len(shapes) == MOST_MEASURED:
-            return
+    shapes: set[tuple[Any, ...]] = set()
+    for shared in (SHARED, 2):
+        most = len(shapes) + MOST_MEASURED
+        for strip in ranked(kind, geo, None, bias, shared):
+            shape = (strip.U, strip.V, strip.BC, strip.UNROLL > 1, strip.segments > 1, strip.SHARED)
+            if shape not in shapes and len(shapes) < most and (not bias or bias_rides(kind, geo, strip)):
+                shapes.add(shape)
+                yield "slide", strip
     tall = many_taps(geo) if kind == "input" and not shapes else None
     if tall is not None:
         yield from (("tall", replace(tall, U=columns)) for columns in (tall.U, 4, 8, 14))
 
 
 def apart_is_faster(geo: Geometry, strip: Strip, max_workspace: int | None, bias: bool) -> bool:
-    """Whether two passes beat one, by the model."""
+    """Whether two passes beat one, by the model; a tenth in doubt, for one pass needs more registers."""
     parts = [(kind, choose_strip(kind, geo, max_workspace, bias)) for kind in ("input", "weight")]
     axes = turned(geo) if strip.turn else geo
-    return all(part is not None for _, part in parts) and estimate("both", axes, strip) > sum(
+    return all(part is not None for _, part in parts) and estimate("both", axes, strip) > 0.9 * sum(
         estimate(kind, axes, part) for kind, part in parts if part is not None)
 
 

@@ -73,7 +73,7 @@ def work(kind: str, geo: Geometry, strip: Strip) -> Work:
     (k0, k1, k2), (_, t1, t2), (_, d1, d2) = geo.kernel, geo.stride, geo.dilation
     u, v = strip.U, strip.V
     packed = -(-v // 2)
-    convert = v if v > 1 else 2.5  # instructions that make float32 of an element
+    convert = 1.7 * v if v > 1 else 4.5  # instructions that make float32 of what a load brings
     reach = -(-k1 // t1)
     ring = max(k1, t1)
     if kind == "input":
@@ -85,7 +85,7 @@ def work(kind: str, geo: Geometry, strip: Strip) -> Work:
         # a step of the slide multiplies every tap with the columns it reaches: U/T2 of them
         products = k0 * k1 * k2 * u * v / t2
         moved = (ring - t1) * u * v / strip.UNROLL if ring > strip.UNROLL else 0
-        per_step = products + loads * 2.5 + k0 * width * convert + t1 * u * (1.5 + v / 2) + moved + 12
+        per_step = products + loads * 2.0 + k0 * width * convert + t1 * u * (1.5 + v / 2) + moved + 12
         before = 500 + (4 if strip.SHARED else 30 * v) * k0 * k1 * k2  # taps read one by one are a sector each
         strips = geo.batch * geo.x[0] * d1 * -(-geo.x[2] // u)
         loaded = k0 * width * v
@@ -100,7 +100,7 @@ def work(kind: str, geo: Geometry, strip: Strip) -> Work:
         moved = (reach - 1) * u * v if reach > strip.UNROLL else 0
         if strip.SHARED == 2:  # loads from shared memory, and barriers around the stores
             moved = (reach - 1) * u + 12 * u
-        per_step = lines * k2 * u * v + loads * 2.5 + (u + t1 * width) * convert + moved + 16
+        per_step = lines * k2 * u * v + loads * 2.0 + (u + t1 * width) * convert + moved + 16
         before = 80 + (reach - 1) * u * (3 + v)
         strips = geo.batch * geo.y[0] * k0 * -(-k1 // lines) * d1 * -(-geo.y[2] // u)
         loaded = loads * v
@@ -110,7 +110,7 @@ def work(kind: str, geo: Geometry, strip: Strip) -> Work:
         steps = -(-geo.x[1] // (d1 * t1))
         loads = width + t1 * u
         moved = (reach - 1) * width * v if reach > strip.UNROLL else 0
-        per_step = 2 * k1 * k2 * u * v / t2 + loads * (2.5 + convert) + t1 * u * (1.5 + v / 2) + moved + 20
+        per_step = 2 * k1 * k2 * u * v / t2 + loads * (2.0 + convert) + t1 * u * (1.5 + v / 2) + moved + 20
         before = 80 + (reach - 1) * width * (3 + v)
         strips = geo.batch * d1 * -(-geo.x[2] // u)
         loaded = loads * v
