@@ -196,7 +196,7 @@ def window_weight_kernel(
                   & ((q0 + B0 - 1) * T0 + ((K0 - 1) * D0 - P0) < X0)
                   & ((q1 + B1 - 1) * T1 + ((K1 - 1) * D1 - P1) < X1)
                   & ((q2 + B2 - 1) * T2 + ((K2 - 1) * D2 - P2) < X2))
-        # NOTE: only the loads are in branches. With the products in them as well, sums of long runs were wrong on an H200.
+        # NOTE: only the loads are in branches: with the products in them too, sums of long runs were wrong on an H200
         windows = (gl.full([ROWS, BP], 0.0, dtype, operand),) * RT
         if within:
             loaded = ()
