@@ -70,6 +70,7 @@ struct Plan {
   int64_t workspace_bytes = 0;    // for the number of threads of the problem
   int threads = 0;                // the most threads that workspace is good for; 0: the problem's
   double seconds = 0;             // the cost model's estimate for one thread; the cheapest family wins
+  double doubt = 1.25;            // how much longer it may take: an earlier family of the list is left only beyond that
   std::vector<std::string> notes; // the printable decision: cost model, tiles, chunks
   std::function<void(const Arguments&)> run;  // const, thread safe, writes every element of every asked result
 };

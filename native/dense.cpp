@@ -134,7 +134,9 @@ std::optional<Plan> plan_elements(const Problem& problem, std::string& why_not,
   if (paired || element == Element::parts) {
     const std::optional<Way> spare = make(problem, element == Element::parts ? Element::f32 : element, why_not);
     if (!spare) return std::nullopt;
-    if (!way || (element == Element::parts && way->plan.seconds > parts_gain * spare->plan.seconds)) {
+    const bool slower = element == Element::parts && way && way->plan.seconds > parts_gain * spare->plan.seconds;
+    const bool test = problem.isa->level > 4;  // software tiles: there is no other reason to use them
+    if (!way || (slower && !test)) {
       way = spare;
     } else {
       Plan& plan = way->plan;

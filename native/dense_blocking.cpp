@@ -12,14 +12,17 @@ namespace {
 // The part of L2 that a packed box may take: a third of the smallest L2 this was tuned for (1 MiB, Zen 4), because the
 // next tile's pixels arrive while this one is multiplied.
 // NOTE: a constant, not the machine's cache size: it decides the order of sums, which must not differ by machine.
-constexpr int64_t box_budget = 320 << 10;
+constexpr int64_t box_budget = 352 << 10;
 constexpr int64_t sums_budget = 512 << 10;
+constexpr int64_t panel_budget = 256 << 10;  // of a panel of the weight, where products are so fast that L2 must feed them
+constexpr int64_t own_panel_budget = 384 << 10;  // of a panel that a task packs for itself
 constexpr int64_t tasks_wanted = 16;  // enough to share among a few threads
 
 // Cycles per element, measured on Zen 4: copying lines, transposing them, storing along a line, storing scattered.
 constexpr double copy_cycles = 0.2, transpose_cycles = 0.5, store_cycles = 0.15, scatter_cycles = 1.0;
 constexpr double line_cycles = 20;  // for starting a line
 constexpr double call_cycles = 40, tap_cycles = 8, sums_cycles = 0.1;
+constexpr double weight_cycles = 1.5, own_weight_cycles = 0.8;  // packing an element of the weight
 
 AxisPhase all_pixels(int64_t count, size_t taps) {
   AxisPhase phase{0, 1, count, {}};
@@ -105,6 +108,7 @@ struct Choice {
   int64_t block = 0, count = 0;                   // summed channels of a block, blocks
   int64_t panel = 0, panels = 0, share = 0;       // result channels of a panel, panels, panels of a task
   int64_t strips = 0, tasks = 0, box_bytes = 0, sums_bytes = 0;
+  bool own_weight = false;                        // see Correlation
   int64_t most = 0, unit = 0;                     // pixels of a strip at most, and their grain
 };
 
@@ -119,6 +123,7 @@ class Search {
     from_last_ = std::abs(from[axis_c]) < std::abs(from[axis_w]);
     to_last_ = std::abs(to[axis_c]) < std::abs(to[axis_w]);
     neighbours_ = forward || geo_.stride[2] == 1;  // pixels of one phase lie side by side
+    for (const Phase& phase : c_.phases) most_taps_ = std::max(most_taps_, phase.tap_count);
   }
 
   int64_t tile_sums() const { return int64_t(gemm_.max_rows) * gemm_.cols * (bytes_ == 8 ? 8 : 4); }
@@ -136,10 +141,17 @@ class Search {
     choice.panels = ceil_div(results, rows ? gemm_.cols : gemm_.max_rows);
     choice.panel = rows ? gemm_.cols : ceil_div(results, choice.panels);
 
+    const int64_t tiles = ceil_div(c_.extent[0], d) * ceil_div(c_.extent[1], h) * ceil_div(c_.extent[2], w);
+    choice.own_weight = geo_.N * tiles == 1 && gemm_.parts == 1;
+
     // As many summed channels as the budget of the box allows, in even blocks.
     const int64_t positions = choice.box.positions(), all = c_.padded(c_.reduced);
     const int64_t multiple = std::max<int64_t>(gemm_.k_multiple, 16);
-    const int64_t fitting = std::min(all, box_budget / (positions * bytes_ * gemm_.parts) / multiple * multiple);
+    int64_t fitting = std::min(all, box_budget / (positions * bytes_ * gemm_.parts) / multiple * multiple);
+    if (gemm_.near_k > 0)  // every strip reads the whole panel
+      fitting = std::min(fitting, panel_budget / (most_taps_ * gemm_.cols * bytes_ * gemm_.parts) / multiple * multiple);
+    if (choice.own_weight)
+      fitting = std::min(fitting, own_panel_budget / (most_taps_ * choice.panel * bytes_) / multiple * multiple);
     choice.count = ceil_div(c_.reduced, std::max(fitting, std::min(all, multiple)));
     choice.block = std::min(all, round_up(ceil_div(c_.reduced, choice.count), multiple));
     choice.count = ceil_div(c_.reduced, choice.block);
@@ -150,7 +162,6 @@ class Search {
     choice.strips = std::max(ceil_div(joined(choice), choice.most), h * (ceil_div(w, choice.most) + segments)) * d;
 
     // Panels of a task: all, unless sums between channel blocks would take too much, or tasks would be too few.
-    const int64_t tiles = ceil_div(c_.extent[0], d) * ceil_div(c_.extent[1], h) * ceil_div(c_.extent[2], w);
     choice.tasks = geo_.N * geo_.G * tiles;
     choice.share = choice.panels;
     if (choice.count > 1)
@@ -164,8 +175,9 @@ class Search {
   // Bytes for one thread, a little generously.
   int64_t workspace(const Choice& choice) const {
     const int64_t channels = round_up(c_.reduced, std::max<int64_t>(gemm_.k_multiple, 16)) + choice.count * 32;
-    return choice.box_bytes + choice.sums_bytes + 4096 +
-           c_.tap_total * choice.panels * choice.panel * geo_.G * channels * bytes_ * gemm_.parts;
+    const int64_t weight = choice.own_weight ? most_taps_ * choice.panel * (choice.block + 32)
+                                             : c_.tap_total * choice.panels * choice.panel * geo_.G * channels;
+    return choice.box_bytes + choice.sums_bytes + 4096 + weight * bytes_ * gemm_.parts;
   }
 
   double cycles(const Choice& choice) const {
@@ -173,8 +185,10 @@ class Search {
     const double d = double(choice.tile[0]), h = double(choice.tile[1]), w = double(choice.tile[2]);
     const double positions = double(choice.box.positions()), repeats = double(ceil_div(choice.panels, choice.share));
     const int64_t half = gemm_.run_half ? gemm_.cols / 2 : gemm_.cols;
+    // Of few rows, every step waits for the step before it.
+    const double least_rows = gemm_.latency_cycles * gemm_.flops_cycle / (2.0 * gemm_.cols);
     const double columns = choice.rows ? double(round_up(c_.results, half))
-                                       : double(choice.panel * choice.panels) + 0.7 * double(choice.panels);
+                                       : double(choice.panels) * (std::max(double(choice.panel), least_rows) + 0.7);
     const double pixels = d * std::min(strip_cost(choice, joined(choice)), h * strip_cost(choice, choice.tile[2]));
 
     double tile = pixels * columns * double(c_.padded(c_.reduced)) * taps * 2.0 / gemm_.flops_cycle;
@@ -188,7 +202,9 @@ class Search {
     if (choice.box_bytes > box_budget) tile *= 1.0 + 0.1 * double(choice.box_bytes) / double(box_budget);
     // Tasks that do not share out evenly among four threads wait for each other.
     const double tasks = double(choice.tasks) * repeats, uneven = std::ceil(tasks / 4) * 4 / std::max(tasks, 1.0);
-    return tile * double(choice.tasks) * (0.75 + 0.25 * uneven);
+    const double weight = taps * reduced * double(geo_.G * c_.results);
+    return tile * double(choice.tasks) * (0.75 + 0.25 * uneven) +
+           weight * (choice.own_weight ? own_weight_cycles : weight_cycles);
   }
 
  private:
@@ -200,7 +216,7 @@ class Search {
   const Correlation& c_;
   const Geometry& geo_;
   const Gemm& gemm_;
-  int64_t bytes_, phases_;
+  int64_t bytes_, phases_, most_taps_ = 1;
   bool from_last_, to_last_, neighbours_;
 };
 
@@ -245,25 +261,31 @@ double Correlation::choose_blocking(int64_t element_bytes, int64_t limit, int64_
   panels = chosen.panels;
   panels_block = chosen.share;
   blocks = ceil_div(panels, panels_block);
-  weight_plane = round_up(problem.geo.G * channel_pad * tap_total * panels * panel * element_bytes + 256, 64);
-  weight_bytes = gemm->parts * weight_plane;
+  own_weight = chosen.own_weight;
+  int64_t most_taps = 0;
+  for (const Phase& phase : phases) most_taps = std::max(most_taps, phase.tap_count);
+  const int64_t weight_elements = own_weight ? spaced(channel_block) * most_taps * panel
+                                             : problem.geo.G * channel_pad * tap_total * panels * panel;
+  weight_plane = round_up(weight_elements * element_bytes + 256, 64);
+  weight_bytes = own_weight ? 0 : gemm->parts * weight_plane;
   box_plane = round_up(chosen.box_bytes / gemm->parts + 2 * gemm->cols * element_bytes, 64);
   box_bytes = gemm->parts * box_plane;
   sums_bytes = chosen.sums_bytes;
-  slot_bytes = box_bytes + sums_bytes;
-  return best + double(problem.geo.G * reduced * results * tap_total) * 1.5;
+  slot_bytes = box_bytes + sums_bytes + (own_weight ? weight_plane : 0);
+  return best;
 }
 
 std::string Correlation::describe() const {
   char text[400];
   std::snprintf(text, sizeof text,
                 "%s; %zu phase%s, %lld taps; tile %lldx%lldx%lld pixels (%lld tiles), box %lld positions x %lld of "
-                "%lld channels, %lld panels of %lld result channels in %lld blocks; %lld tasks",
+                "%lld channels, %lld panels of %lld result channels in %lld blocks%s; %lld tasks",
                 pixels_are_rows ? "pixels are rows" : "pixels are columns", phases.size(),
                 phases.size() == 1 ? "" : "s",
                 (long long)tap_total, (long long)tile[0], (long long)tile[1], (long long)tile[2],
                 (long long)(tiles[0] * tiles[1] * tiles[2]), (long long)box.positions(), (long long)channel_block,
-                (long long)reduced, (long long)panels, (long long)panel, (long long)blocks, (long long)tasks());
+                (long long)reduced, (long long)panels, (long long)panel, (long long)blocks,
+                own_weight ? ", each packed where it is used" : "", (long long)tasks());
   return text;
 }
 

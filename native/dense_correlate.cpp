@@ -37,6 +37,7 @@ class TileTask {
     char* memory = run.slots + slot * plan_.slot_bytes;
     own_box_ = reinterpret_cast<T*>(memory);
     sums_ = reinterpret_cast<Sum*>(memory + plan_.box_bytes);
+    own_weight_ = reinterpret_cast<T*>(memory + plan_.box_bytes + plan_.sums_bytes);
     tile_sums_ = plan_.gemm->max_rows * plan_.gemm->cols;
   }
 
@@ -150,13 +151,18 @@ class TileTask {
     const int64_t last_panel = std::min(plan_.panels, first_panel + plan_.panels_block);
     bool clean = true;
     for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-      const T* weight = run_.weight + run_.weight_at(group_, block, phase, panel);
+      const T* weight = own_weight_;
+      if (plan_.own_weight) {
+        pack_panel(run_, group_, block, phase, panel, own_weight_);
+      } else {
+        weight = run_.weight + run_.weight_at(group_, block, phase, panel);
+      }
       for (const Strip& strip : strips_) {
         Sum* sums = sums_;
         if (plan_.channel_blocks > 1) sums += tile_sums_ * (1 + sums_before++);
         if (last_block) fetch_result(phase, panel, strip, length);
         multiply(weight, panel, strip, block, careful, sums, phase, length);
-        prefetch_.some();
+        if (plan_.gemm->near_k == 0) prefetch_.some();
         if (last_block) clean &= store(phase, panel, strip, length, sums) || careful || tap_lists_[strip.taps].whole;
       }
     }
@@ -207,7 +213,7 @@ class TileTask {
           const int64_t position =
               plan_.box.tap_position(taps_d[size_t(td)], taps_h[size_t(th)], taps_w[size_t(tw)]);
           list.box_offset.push_back(position * box_step * int64_t(sizeof(T)));
-          list.weight_offset.push_back(index * run_.weight_pad(pad) * plan_.panel * int64_t(sizeof(T)));
+          list.weight_offset.push_back(index * run_.tap_step(pad) * int64_t(sizeof(T)));
         }
     tap_lists_.push_back(std::move(list));
     return tap_lists_.size() - 1;
@@ -299,6 +305,7 @@ class TileTask {
       call.rows = int(strip.count);
       call.a_plane = plan_.box_plane;
       call.b_plane = plan_.weight_plane;
+      if (plan_.taps_inside()) call.b_step = phase.tap_count * run_.tap_step(pad) * int64_t(sizeof(T));
     } else {
       call.a = reinterpret_cast<const char*>(weight);
       call.lda = run_.weight_pad(pad) * int64_t(sizeof(T));
@@ -317,6 +324,11 @@ class TileTask {
     call.k = pad;
     call.accumulate = block > 0;
     call.batch = int64_t(taps.box_offset.size());
+    const char* lines[Prefetch::most_taken];
+    if (gemm.near_k > 0) {
+      call.fetch = lines;
+      call.fetch_count = prefetch_.take(lines);
+    }
     if (!careful) return kernel(call);
     multiply_carefully(call, kernel, strip, block, sums, phase, length);
   }
@@ -418,7 +430,7 @@ class TileTask {
   const Correlation& plan_;
   Packer<T> packer_;
   int64_t origin_[3], block_, group_, image_, next_, box_pitch_ = 0, tile_sums_;
-  T* own_box_;
+  T *own_box_, *own_weight_;
   const T* box_ = nullptr;  // own_box_, or the tensor itself
   Prefetch prefetch_;
   Sum* sums_;
@@ -447,7 +459,7 @@ bool run_correlation(const Correlation& plan, const Arguments& arguments) {
     write_zeros(run.result, extent, plan.problem.out_dtype, arguments.threads);
   }
   if (plan.phases.empty()) return true;
-  pack_weight(run);
+  if (!plan.own_weight) pack_weight(run);
   parallel_for(plan.tasks(), arguments.threads, [&](int64_t task, int slot) {
     if (run.outside.load(std::memory_order_relaxed)) return;
     const GemmScope scope(*plan.gemm);

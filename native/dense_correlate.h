@@ -47,12 +47,15 @@ struct Correlation {
   BoxLayout box;
   int64_t channel_block, channel_blocks, channel_pad;  // of the summed channels
   int64_t panel, panels, panels_block, blocks;         // of the result channels
+  bool own_weight = false;  // a panel is used by one task only, which packs it for itself: it never leaves the cache
   int64_t weight_bytes = 0, box_bytes = 0, sums_bytes = 0, slot_bytes = 0;  // none where no tap lands
   int64_t weight_plane = 0, box_plane = 0;  // bytes of one part of the packed weight, of the box
 
   Correlation(const Problem& problem, const Gemm* gemm);
   Correlation(const Correlation&) = delete;  // phases point into axis_phases
   int64_t tasks() const { return problem.geo.N * problem.geo.G * blocks * tiles[0] * tiles[1] * tiles[2]; }
+  // Tiles read the weight of all taps for a few summed channels at a time: so it is packed.
+  bool taps_inside() const { return pixels_are_rows && gemm->near_k > 0; }
   int64_t padded(int64_t channels) const { return round_up(channels, gemm->k_multiple); }
 
   // Chooses orientation, tiles and blocks; returns the estimated cycles of one core, negative if `limit` bytes of

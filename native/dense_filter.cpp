@@ -22,8 +22,14 @@ struct Panel {
   const char* data;                              // of the first result and the first summed channel
   int64_t result_stride, channel_stride;
   T* dst;
-  // Element (result r, summed channel c) of a tap is at r*result_step + (c/pair)*pair_step + c%pair.
+  // Element (result r, summed channel c) of a tap is at r*result_step + channel_at(c) + c%pair.
   int64_t result_step, pair_step, tap_step;
+
+  int64_t channel_at(int64_t c) const {
+    if (!run.plan.taps_inside()) return c / pair * pair_step;
+    const int64_t together = run.plan.gemm->k_multiple;
+    return c / together * phase.tap_count * tap_step + c % together / pair * pair_step;
+  }
 
   int64_t tap_at(int td, int th, int tw) const {
     const Tensor& w = run.arguments.w;
@@ -38,13 +44,15 @@ struct Panel {
       for (int th : phase.axis[1]->taps)
         for (int tw : phase.axis[2]->taps) taps.push_back(tap_at(td, th, tw));
     // Few summed channels through all taps, which may be neighbours in memory; more where the channels are.
-    const int64_t size = size_of(run.plan.problem.dtype), few = channel_stride == size ? 128 / size : 16;
+    const int64_t size = size_of(run.plan.problem.dtype);
+    int64_t few = channel_stride == size ? 128 / size : 16;
+    if (run.plan.taps_inside()) few = run.plan.gemm->k_multiple;
     auto part = [&](int64_t c, size_t tap) {
       return Matrix{data + c * channel_stride + taps[tap], result_stride, channel_stride, run.plan.panel, 0, results,
                     std::clamp(channels - c, int64_t(0), few), std::min(few, pad - c)};
     };
     for (int64_t c = 0; c < pad; c += few) {
-      T* to = dst + c / Packed<T>::pair * pair_step;
+      T* to = dst + channel_at(c);
       for (size_t tap = 0; tap < taps.size(); ++tap, to += tap_step) {
         if (tap + 1 < taps.size()) {
           fetch(part(c, tap + 1), size);
@@ -90,7 +98,7 @@ struct Panel {
             const T* from = line + part * room + tap;
             for (int64_t i = i0; i < i0 + count; ++i, from += all_taps) {
               const int64_t result = results_inside ? i : j, channel = results_inside ? j : i;
-              to[result * result_step + channel / pair * pair_step + channel % pair] = *from;
+              to[result * result_step + channel_at(channel) + channel % pair] = *from;
             }
           });
       }
@@ -123,7 +131,7 @@ struct Panel {
             from = words;
           }
           kernels.transpose32(from, all_taps, count, all_taps, turned, count);
-          for_taps(dst + part * plane() + j / pair * pair_step + i0 * result_step, [&](int64_t tap, T* to) {
+          for_taps(dst + part * plane() + channel_at(j) + i0 * result_step, [&](int64_t tap, T* to) {
             const uint32_t* line = turned + tap * count;
             if (result_step == pair) {
               std::memcpy(static_cast<void*>(to), line, size_t(count) * 4);
@@ -151,51 +159,60 @@ struct Panel {
   int64_t plane() const { return run.plan.weight_plane / int64_t(sizeof(T)); }
   void clear() const {
     for (int part = 0; part < run.plan.gemm->parts; ++part)
-      std::fill_n(dst + part * plane(), phase.tap_count * tap_step, T{});
+      std::fill_n(dst + part * plane(), phase.tap_count * run.weight_pad(pad) * run.plan.panel, T{});
   }
 };
 
 }  // namespace
 
 template <typename T>
-void pack_weight(const Run<T>& run) {
+Magnitudes pack_panel(const Run<T>& run, int64_t group, int64_t block, const Phase& phase, int64_t panel, T* dst) {
   const Correlation& plan = run.plan;
   const Geometry& geo = plan.problem.geo;
   const Tensor& w = run.arguments.w;
   const bool forward = plan.problem.wrt & wrt_output;
-  const int64_t phases = int64_t(plan.phases.size()), size = size_of(plan.problem.dtype), taps = geo.taps();
+  const int64_t size = size_of(plan.problem.dtype), taps = geo.taps();
   const bool dense = taps > 1 && taps <= 1024 && w.stride[axis_i] == taps * size &&
                      (geo.kernel[2] == 1 || w.stride[axis_w] == size) &&
                      (geo.kernel[1] == 1 || w.stride[axis_h] == geo.kernel[2] * size) &&
                      (geo.kernel[0] == 1 || w.stride[axis_d] == geo.kernel[1] * geo.kernel[2] * size);
-  const int64_t tasks = geo.G * plan.channel_blocks * phases * plan.panels;
+  const int64_t pad = run.block_pad(block), r0 = panel * plan.panel;
+  const Packer<T> packer = run.packer.with_plane(plan.weight_plane / int64_t(sizeof(T)));
+  Panel<T> to{run, packer, phase, r0, std::min(plan.panel, plan.results - r0), run.block_channels(block), pad, nullptr,
+              forward ? w.stride[axis_o] : w.stride[axis_i], forward ? w.stride[axis_i] : w.stride[axis_o], dst, 0, 0,
+              run.tap_step(pad)};
+  to.data = w.data + group * geo.group_out() * w.stride[axis_o] + block * plan.channel_block * to.channel_stride +
+            r0 * to.result_stride;
+  to.result_step = plan.pixels_are_rows ? Packed<T>::pair : run.weight_pad(pad);
+  to.pair_step = plan.pixels_are_rows ? plan.panel * Packed<T>::pair : Packed<T>::pair;
+  if (!dense) {
+    to.pack_by_strides();
+    return packer.met();
+  }
+  if (to.results < plan.panel || to.channels < pad) to.clear();
+  return to.pack_dense_taps(!forward);
+}
+
+template <typename T>
+void pack_weight(const Run<T>& run) {
+  const Correlation& plan = run.plan;
+  const int64_t phases = int64_t(plan.phases.size());
+  const int64_t tasks = plan.problem.geo.G * plan.channel_blocks * phases * plan.panels;
   parallel_for(tasks, run.arguments.threads, [&](int64_t task, int) {
     const int64_t panel = task % plan.panels, rest = task / plan.panels;
     const Phase& phase = plan.phases[size_t(rest % phases)];
     const int64_t block = rest / phases % plan.channel_blocks, group = rest / phases / plan.channel_blocks;
-    const int64_t pad = run.block_pad(block), r0 = panel * plan.panel;
-    const Packer<T> packer = run.packer.with_plane(plan.weight_plane / int64_t(sizeof(T)));
-    Panel<T> to{run, packer, phase, r0, std::min(plan.panel, plan.results - r0), run.block_channels(block), pad, nullptr,
-                forward ? w.stride[axis_o] : w.stride[axis_i], forward ? w.stride[axis_i] : w.stride[axis_o],
-                run.weight + run.weight_at(group, block, phase, panel), 0, 0, run.weight_pad(pad) * plan.panel};
-    to.data = w.data + group * geo.group_out() * w.stride[axis_o] + block * plan.channel_block * to.channel_stride +
-              r0 * to.result_stride;
-    to.result_step = plan.pixels_are_rows ? Packed<T>::pair : run.weight_pad(pad);
-    to.pair_step = plan.pixels_are_rows ? plan.panel * Packed<T>::pair : Packed<T>::pair;
-    Magnitudes met;
-    if (dense) {
-      if (to.results < plan.panel || to.channels < pad) to.clear();
-      met = to.pack_dense_taps(!forward);
-    } else {
-      to.pack_by_strides();
-      met = packer.met();
-    }
+    const Magnitudes met =
+        pack_panel(run, group, block, phase, panel, run.weight + run.weight_at(group, block, phase, panel));
     if (plan.gemm->parts == 1) return;
     std::lock_guard lock(run.mutex);
     run.weight_met.merge(met);
   });
 }
 
+template Magnitudes pack_panel(const Run<float>&, int64_t, int64_t, const Phase&, int64_t, float*);
+template Magnitudes pack_panel(const Run<double>&, int64_t, int64_t, const Phase&, int64_t, double*);
+template Magnitudes pack_panel(const Run<Bf16>&, int64_t, int64_t, const Phase&, int64_t, Bf16*);
 template void pack_weight(const Run<float>&);
 template void pack_weight(const Run<double>&);
 template void pack_weight(const Run<Bf16>&);

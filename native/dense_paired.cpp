@@ -32,6 +32,7 @@ class PairedTask {
     dy_ = reinterpret_cast<Bf16*>(memory);
     box_ = reinterpret_cast<Bf16*>(memory + plan.gemm->parts * plan.dy_plane);
     char* after = memory + plan.gemm->parts * (plan.dy_plane + plan.box_plane);
+    collect_taps();
     sums_ = plan.slices > 1 ? partial(0) + slice_ * plan.sums_bytes / 4 : reinterpret_cast<float*>(after);
   }
 
@@ -199,7 +200,9 @@ class PairedTask {
     call.a_plane = plan_.dy_plane;
     call.b_plane = plan_.box_plane;
     const int64_t piece = std::min(plan_.entry, near), joined = std::max<int64_t>(1, near / plan_.entry);
-    const int64_t count = int64_t(a_offset_.size());
+    const int64_t count = plan_.entries(images_, length_[0], length_[1]);
+    const char* lines[Prefetch::most_taken];
+    call.fetch = lines;
     for (int64_t first = 0; first < count; first += joined)
       for (int64_t from = 0; from < plan_.entry; from += piece)
         for (int64_t n = 0; n < in_count_; n += cols) {
@@ -208,38 +211,64 @@ class PairedTask {
             call.rows = int(std::min<int64_t>(gemm.max_rows, out_count_ - m));
             call.k = std::min(piece, plan_.entry - from);
             call.a = reinterpret_cast<const char*>(dy_ + m * plan_.dy_pitch + from);
-            call.a_offset = a_offset_.data() + first;
-            call.b_offset = b_offset_.data() + first;
-            call.batch = std::min(joined, count - first);
             call.far = true;
-            int64_t tap = 0;
-            for (int64_t td = 0; td < geo_.kernel[0]; ++td)
-              for (int64_t th = 0; th < geo_.kernel[1]; ++th)
-                for (int64_t tw = 0; tw < geo_.kernel[2]; ++tw, ++tap) {
-                  const int64_t at = plan_.box.tap_position(td, th, tw), odd = at % 2;
-                  call.b = reinterpret_cast<const char*>(box_ + odd * plan_.copy_elements + n / cols * panel) +
-                           (at - odd + from) * word;
-                  call.c = reinterpret_cast<char*>(sums_ + (tap * plan_.out_block + m) * columns + n);
-                  call.next_c = call.c + plan_.out_block * columns * 4;
-                  kernel(call);
-                  call.far = false;
-                  prefetch_.some();
-                }
+            const auto sums_of = [&](const TapPlace& place) {
+              return reinterpret_cast<char*>(sums_ + (place.index * plan_.out_block + m) * columns + n);
+            };
+            for (size_t i = 0; i < taps_.size(); ++i) {
+              const Entries& entries = entries_[taps_[i].entries];
+              const auto begin = std::lower_bound(entries.index.begin(), entries.index.end(), first);
+              const auto end = std::lower_bound(begin, entries.index.end(), first + joined);
+              if (begin == end) continue;
+              call.batch = end - begin;
+              call.a_offset = entries.a_offset.data() + (begin - entries.index.begin());
+              call.b_offset = entries.b_offset.data() + (begin - entries.index.begin());
+              call.b = reinterpret_cast<const char*>(box_ + n / cols * panel) + taps_[i].in_box + from * word;
+              call.c = sums_of(taps_[i]);
+              call.next_c = i + 1 < taps_.size() ? sums_of(taps_[i + 1]) : nullptr;
+              call.fetch_count = prefetch_.take(lines);
+              kernel(call);
+              call.far = false;
+            }
           }
         }
   }
 
-  // Entries as offsets (bytes) into dy and into the box.
+  // The taps, those that read the first copy of the box before the others: half as much competes for L1.
+  void collect_taps() {
+    taps_.clear();
+    for (int64_t odd : {0, 1})
+      for (int64_t index = 0; index < geo_.taps(); ++index) {
+        const int64_t tw = index % geo_.kernel[2], th = index / geo_.kernel[2] % geo_.kernel[1];
+        const int64_t at = plan_.box.tap_position(index / geo_.kernel[2] / geo_.kernel[1], th, tw);
+        if (at % 2 == odd)
+          taps_.push_back({index, size_t(index / geo_.kernel[2]), (odd * plan_.copy_elements + (at - odd) * plan_.gemm->cols) * size});
+      }
+  }
+
+  // For every pair of taps along D and H the entries that land, as offsets (bytes) into dy and into the box.
   void collect_entries() {
-    a_offset_.clear();
-    b_offset_.clear();
-    for (int64_t i = 0; i < images_; ++i)
-      for (int64_t d = 0; d < length_[0]; ++d)
-        for (int64_t h = 0; h < (plan_.joined_rows ? 1 : length_[1]); ++h) {
-          a_offset_.push_back(entry_at(i, d, h) * size);
-          const int64_t in_box = i * plan_.box.positions() + (d * plan_.box.height + h) * plan_.box.pitch;
-          b_offset_.push_back(in_box * plan_.gemm->cols * size);
-        }
+    entries_.resize(size_t(geo_.kernel[0] * geo_.kernel[1]));
+    for (size_t taps = 0; taps < entries_.size(); ++taps) {
+      Entries& entries = entries_[taps];
+      entries.index.clear();
+      entries.a_offset.clear();
+      entries.b_offset.clear();
+      const Range d = landing_of(0, int64_t(taps) / geo_.kernel[1]), h = landing_of(1, int64_t(taps) % geo_.kernel[1]);
+      if (h.empty()) continue;
+      for (int64_t i = 0; i < images_; ++i)
+        for (int64_t depth = d.first; depth < d.last; ++depth)
+          for (int64_t row = plan_.joined_rows ? 0 : h.first; row < (plan_.joined_rows ? 1 : h.last); ++row) {
+            const int64_t at = entry_at(i, depth, row);
+            const int64_t in_box = i * plan_.box.positions() + (depth * plan_.box.height + row) * plan_.box.pitch;
+            entries.index.push_back(at / plan_.entry);
+            entries.a_offset.push_back(at * size);
+            entries.b_offset.push_back(in_box * plan_.gemm->cols * size);
+          }
+    }
+  }
+  Range landing_of(int axis, int64_t tap) const {
+    return landing(origin_[axis], length_[axis], geo_.stride[axis], plan_.offsets[axis][size_t(tap)], geo_.in[axis]);
   }
 
   bool clean() const {
@@ -275,7 +304,16 @@ class PairedTask {
   int64_t origin_[3], length_[3], first_image_ = 0, images_ = 1;
   Bf16 *dy_, *box_;
   float* sums_;
-  std::vector<int64_t> a_offset_, b_offset_;
+  struct TapPlace {
+    int64_t index;
+    size_t entries;  // which of entries_
+    int64_t in_box;  // bytes
+  };
+  struct Entries {
+    std::vector<int64_t> index, a_offset, b_offset;
+  };
+  std::vector<TapPlace> taps_;
+  std::vector<Entries> entries_;
   Prefetch prefetch_;
 };
 

@@ -8,8 +8,8 @@
 namespace convgrad {
 namespace {
 
-// What a task keeps in L2: packed operands and sums, of the 2 MiB that processors with AMX have.
-constexpr int64_t near_bytes = 1400 << 10;
+// What a task keeps in L2: packed operands and sums. Processors with AMX have 2 MiB, for two threads of execution.
+constexpr int64_t near_bytes = 900 << 10;
 constexpr int64_t partial_budget = 64 << 20;
 constexpr int64_t tasks_wanted = 16;
 

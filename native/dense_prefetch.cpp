@@ -15,11 +15,8 @@ void Prefetch::add(const Region& r) {
                {r.stride[2], r.last[2] - r.first[2]}};
   const char* base = r.data;
   for (int axis = 0; axis < 3; ++axis) base += r.first[axis] * r.stride[axis];
-  int64_t total = 1;
-  for (const auto& axis : axes) {
+  for (const auto& axis : axes)
     if (axis.count <= 0 || axis.stride < 0) return;  // nothing, or a reversed view: not worth it
-    total *= axis.count;
-  }
   std::sort(std::begin(axes), std::end(axes), [](const auto& a, const auto& b) { return a.stride > b.stride; });
   int64_t bytes = r.element;
   int outer = 4;
@@ -28,17 +25,20 @@ void Prefetch::add(const Region& r) {
     bytes = axes[outer - 1].stride * axes[outer - 1].count;
     --outer;
   }
-  int64_t runs = 1;
-  for (int axis = 0; axis < outer; ++axis) runs *= axes[axis].count;
-  for (int64_t i = 0; i < runs; ++i) {
-    const char* at = base;
-    for (int64_t rest = i, axis = outer - 1; axis >= 0; --axis) {
-      at += rest % axes[axis].count * axes[axis].stride;
-      rest /= axes[axis].count;
-    }
-    runs_.push_back({at, bytes});
+  // At most four axes, of which the outer ones are walked.
+  int64_t count[4] = {1, 1, 1, 1}, stride[4] = {0, 0, 0, 0};
+  for (int axis = 0; axis < outer; ++axis) {
+    count[4 - outer + axis] = axes[axis].count;
+    stride[4 - outer + axis] = axes[axis].stride;
   }
-  lines_ += runs * ((bytes + 63) / 64);
+  const size_t before = runs_.size();
+  for (int64_t i = 0; i < count[0]; ++i)
+    for (int64_t j = 0; j < count[1]; ++j)
+      for (int64_t k = 0; k < count[2]; ++k) {
+        const char* at = base + i * stride[0] + j * stride[1] + k * stride[2];
+        for (int64_t n = 0; n < count[3]; ++n, at += stride[3]) runs_.push_back({at, bytes});
+      }
+  lines_ += int64_t(runs_.size() - before) * ((bytes + 63) / 64);
 }
 
 }  // namespace convgrad

@@ -38,18 +38,27 @@ class Prefetch {
   void add(const Region& r);
   // Spreads what was added over this many calls of `some`.
   void spread(int64_t calls) { per_call_ = lines_ / std::max<int64_t>(calls, 1) + 1; }
+  // The addresses that `some` would fetch, for a kernel that does it between its products.
+  static constexpr int64_t most_taken = 512;
+  int64_t take(const char** lines) {
+    int64_t n = 0;
+    for (; n < std::min(per_call_, most_taken) && run_ < runs_.size(); ++n) lines[n] = next();
+    return n;
+  }
   void some() {
-    for (int64_t n = 0; n < per_call_ && run_ < runs_.size(); ++n) {
-      __builtin_prefetch(runs_[run_].data + at_, 0, 2);
-      at_ += 64;
-      if (at_ >= runs_[run_].bytes) {
-        at_ = 0;
-        ++run_;
-      }
-    }
+    for (int64_t n = 0; n < per_call_ && run_ < runs_.size(); ++n) __builtin_prefetch(next(), 0, 2);
   }
 
  private:
+  const char* next() {
+    const char* line = runs_[run_].data + at_;
+    at_ += 64;
+    if (at_ >= runs_[run_].bytes) {
+      at_ = 0;
+      ++run_;
+    }
+    return line;
+  }
   struct Run {
     const char* data;
     int64_t bytes;

@@ -45,6 +45,10 @@ struct Run {
     return std::min(plan.channel_block, plan.reduced - block * plan.channel_block);
   }
   int64_t block_pad(int64_t block) const { return plan.padded(block_channels(block)); }
+  // Elements between two taps of the packed weight.
+  int64_t tap_step(int64_t pad) const {
+    return (plan.taps_inside() ? plan.gemm->k_multiple : weight_pad(pad)) * plan.panel;
+  }
   // Summed channels, as the packed weight spaces them: its rows are read at the same time where pixels are columns.
   int64_t weight_pad(int64_t pad) const { return plan.pixels_are_rows ? pad : row_pitch(pad, sizeof(T)); }
 };
@@ -52,5 +56,8 @@ struct Run {
 // Packs the whole weight, once per call: [group][channel block][phase][panel][tap][micro-kernel's layout].
 template <typename T>
 void pack_weight(const Run<T>& run);
+// Packs one panel of it; says what it met.
+template <typename T>
+Magnitudes pack_panel(const Run<T>& run, int64_t group, int64_t block, const Phase& phase, int64_t panel, T* dst);
 
 }  // namespace convgrad

@@ -15,6 +15,17 @@
 namespace convgrad {
 namespace {
 
+constexpr int64_t width = 16;  // result channels that are stored at once
+
+template <typename Sum>
+inline void copy_sums(const Sum* from, int64_t n, Sum* to) {
+  if (n == width) {
+    std::memcpy(to, from, size_t(width) * sizeof(Sum));  // of a fixed size: no call
+  } else {
+    std::copy(from, from + n, to);
+  }
+}
+
 // Sums [tap][c][k] to the result by its strides. Lines of the result run along its densest axis: k (HWIO), or for each
 // k the channels of a tap (OHWI), or channels and taps together (OIHW), which takes a transposition.
 template <typename T>
@@ -41,23 +52,27 @@ void store_weight(const WeightGradient& plan, const typename Packed<T>::Sum* sum
   even &= w.stride[axis_i] == taps * step;
   const int64_t line_taps = even ? taps : 1;  // taps in one line of the result
   const int64_t lines_in = std::max<int64_t>(1, 256 / line_taps);
-  constexpr int64_t width = 16;  // result channels at once
   std::vector<Sum> block(size_t(lines_in * line_taps * width)), turned(block.size());
   for (int64_t first_tap = 0; first_tap < taps; first_tap += line_taps)
     for (int64_t c0 = 0; c0 < in_count; c0 += lines_in) {
       const int64_t count = std::min(lines_in, in_count - c0), length = count * line_taps;
       for (int64_t k = 0; k < out_count; k += width) {
         const int64_t n = std::min(width, out_count - k);
-        for (int64_t c = 0; c < count; ++c)
-          for (int64_t tap = 0; tap < line_taps; ++tap)
-            std::memcpy(&block[size_t((c * line_taps + tap) * width)],
-                        sums + ((first_tap + tap) * plan.in_block + c0 + c) * columns + k, size_t(n) * sizeof(Sum));
+        const Sum* from = sums + (first_tap * plan.in_block + c0) * columns + k;
+        int64_t pitch = columns;
+        if (line_taps > 1) {
+          for (int64_t c = 0; c < count; ++c)
+            for (int64_t tap = 0; tap < line_taps; ++tap)
+              copy_sums(from + (tap * plan.in_block + c) * columns, n, &block[size_t((c * line_taps + tap) * width)]);
+          from = block.data();
+          pitch = width;
+        }
         if constexpr (std::is_same_v<Sum, float>) {
-          plan.problem.isa->gemm->transpose32(reinterpret_cast<const uint32_t*>(block.data()), width, length, n,
+          plan.problem.isa->gemm->transpose32(reinterpret_cast<const uint32_t*>(from), pitch, length, n,
                                               reinterpret_cast<uint32_t*>(turned.data()), length);
         } else {
           for (int64_t i = 0; i < length; ++i)
-            for (int64_t j = 0; j < n; ++j) turned[size_t(j * length + i)] = block[size_t(i * width + j)];
+            for (int64_t j = 0; j < n; ++j) turned[size_t(j * length + i)] = from[i * pitch + j];
         }
         encode(turned.data(), length, n, length,
                base + k * w.stride[axis_o] + c0 * w.stride[axis_i] + tap_at(first_tap), w.stride[axis_o],
@@ -97,16 +112,18 @@ class SliceTask {
     } else if (!clean()) {
       sum_all(true);
     }
-    if (plan_.slices == 1) store(sums_);
+    if (plan_.slices == 1) store(sums_, 0, in_count_);
     if ((plan_.problem.wrt & wrt_bias) && in_first_ == 0) sum_bias();
     return true;
   }
 
-  // The block's sums, converted into the result.
-  void store(const Sum* sums) const {
+  // The block's sums of `count` input channels from `first` on, converted into the result.
+  void store(const Sum* sums, int64_t first, int64_t count) const {
     const Tensor& w = arguments_.w;
-    char* base = w.data + (group_ * geo_.group_out() + out_first_) * w.stride[axis_o] + in_first_ * w.stride[axis_i];
-    store_weight<T>(plan_, sums, in_count_, out_count_, base, w);
+    const int64_t columns = round_up(plan_.out_block, plan_.gemm->cols);
+    char* base = w.data + (group_ * geo_.group_out() + out_first_) * w.stride[axis_o] +
+                 (in_first_ + first) * w.stride[axis_i];
+    store_weight<T>(plan_, sums + first * columns, std::min(count, in_count_ - first), out_count_, base, w);
   }
 
  private:
@@ -131,7 +148,11 @@ class SliceTask {
   // the tap does not land: then zeros meet zeros only.
   void sum_all(bool careful) {
     const int64_t columns = round_up(plan_.out_block, plan_.gemm->cols);
-    std::memset(static_cast<void*>(sums_), 0, size_t(geo_.taps() * plan_.in_block * columns) * sizeof(Sum));
+    // The first chunk starts the sums, unless it adds to them in several pieces. Partial sums are not in the cache yet:
+    // clearing them brings them in more evenly than the kernel would.
+    const bool cleared = careful || plan_.gemm->near_k > 0 || plan_.slices > 1;
+    if (cleared)
+      std::memset(static_cast<void*>(sums_), 0, size_t(geo_.taps() * plan_.in_block * columns) * sizeof(Sum));
     const int64_t first = plan_.chunks * slice_ / plan_.slices, last = plan_.chunks * (slice_ + 1) / plan_.slices;
     for (int64_t chunk = first; chunk < last; ++chunk) {
       if (chunk + 1 < last) {
@@ -145,6 +166,7 @@ class SliceTask {
         place_task(task);
       }
       place_chunk(chunk);
+      starts_ = chunk == first && !cleared;
       if (!careful) {
         pack_and_multiply(plan_.box, plan_.joined_rows, nullptr);
         if (plan_.gemm->parts > 1 && !suffices()) return;
@@ -325,7 +347,7 @@ class SliceTask {
     call.lda = box_pitch_ * int64_t(sizeof(T));
     call.ldb = gemm.cols * pair * int64_t(sizeof(T));
     call.ldc = columns;
-    call.accumulate = true;
+    call.accumulate = !starts_;
     call.a_plane = plan_.box_plane();
     call.b_plane = plan_.dy_plane();
     // Row by row, a tap needs only the columns for which it lands.
@@ -368,12 +390,17 @@ class SliceTask {
                   if (only && (td != (*only)[0] || th != (*only)[1] || tw != (*only)[2])) continue;
                   const Range& lands = columns_[size_t(tw)];
                   const Range range = {std::max(lands.first, from), std::min(lands.last, from + step)};
-                  if (range.empty() || call.batch == 0) continue;
+                  Sum* sums = sums_ + (tap * plan_.in_block + m) * columns + n;
+                  if (range.empty() || call.batch == 0) {
+                    for (int64_t row = 0; starts_ && row < call.rows; ++row)
+                      std::fill_n(sums + row * columns, gemm.cols, Sum(0));
+                    continue;
+                  }
                   const int64_t at = only ? 0 : box.tap_position(td, th, tw);
                   call.a = reinterpret_cast<const char*>(box_ + m * box_pitch_ + at + range.first);
                   call.b = panel + range.first * gemm.cols * int64_t(sizeof(T));
                   call.k = range.last - range.first;
-                  call.c = reinterpret_cast<char*>(sums_ + (tap * plan_.in_block + m) * columns + n);
+                  call.c = reinterpret_cast<char*>(sums);
                   if (near) call.next_c = call.c + plan_.in_block * columns * int64_t(sizeof(Sum));
                   kernel(call);
                   call.far = !near;
@@ -410,6 +437,7 @@ class SliceTask {
   int64_t origin_[3], length_[3], first_image_ = 0, images_ = 1, box_pitch_ = 0;
   T *box_, *dy_;
   Sum* sums_;
+  bool starts_ = false;  // the chunk in place is the first to give sums
   struct Rows {
     std::vector<int64_t> a_offset, b_offset, place;  // place: number of the row in the chunk
   };
@@ -432,22 +460,22 @@ bool run_weight_gradient(const WeightGradient& plan, const Arguments& arguments)
   });
   if (outside) return false;
   if (plan.slices > 1) {
+    // The sums of a few input channels are added, in the order of the slices, into the first slice's, and stored.
     using Sum = typename Packed<T>::Sum;
-    const int64_t size = plan.sums_bytes / int64_t(sizeof(Sum));
-    // Pieces of every block's sums are added, in the order of the slices, into the first; then it is stored.
-    constexpr int64_t piece = 16384;
-    const int64_t pieces = ceil_div(size, piece);
-    parallel_for(plan.blocks() * pieces, arguments.threads, [&](int64_t task, int) {
-      const int64_t first = task % pieces * piece, count = std::min(piece, size - first);
-      Sum* total = reinterpret_cast<Sum*>(arguments.workspace + task / pieces * plan.slices * plan.sums_bytes) + first;
-      for (int64_t slice = 1; slice < plan.slices; ++slice) {
-        const Sum* part = total + slice * size;
-        for (int64_t i = 0; i < count; ++i) total[i] += part[i];
-      }
-    });
-    parallel_for(plan.blocks(), arguments.threads, [&](int64_t block, int slot) {
+    const int64_t size = plan.sums_bytes / int64_t(sizeof(Sum)), columns = round_up(plan.out_block, plan.gemm->cols);
+    const int64_t rows = std::min(plan.in_block, std::max<int64_t>(32, 32768 / (geo.taps() * columns) / 32 * 32));
+    const int64_t pieces = ceil_div(plan.in_block, rows);
+    parallel_for(plan.blocks() * pieces, arguments.threads, [&](int64_t number, int slot) {
+      const int64_t block = number / pieces, first = number % pieces * rows, count = std::min(rows, plan.in_block - first);
       SliceTask<T> task(plan, arguments, packer, block * plan.slices, slot);
-      task.store(task.partial(block, 0));
+      for (int64_t tap = 0; tap < geo.taps(); ++tap) {
+        Sum* total = task.partial(block, 0) + (tap * plan.in_block + first) * columns;
+        for (int64_t slice = 1; slice < plan.slices; ++slice) {
+          const Sum* part = total + slice * size;
+          for (int64_t i = 0; i < count * columns; ++i) total[i] += part[i];
+        }
+      }
+      task.store(task.partial(block, 0), first, count);
     });
   }
   if (plan.problem.wrt & wrt_bias) {

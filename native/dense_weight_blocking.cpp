@@ -10,12 +10,13 @@ namespace convgrad {
 namespace {
 
 // Shares of L2 for the box and for dy. NOTE: constants, see dense_blocking.cpp.
-constexpr int64_t box_budget = 224 << 10, dy_budget = 256 << 10;
+constexpr int64_t box_budget = 400 << 10, dy_budget = 320 << 10;
 constexpr int64_t tasks_wanted = 16;
 constexpr int64_t partial_budget = 64 << 20;
 
 // Cycles, measured on Zen 4: per element packed, per element of sums loaded and stored, per call and per batch entry.
 constexpr double copy_cycles = 0.2, transpose_cycles = 0.5, sums_cycles = 0.12, far_sums_cycles = 0.35;
+constexpr double memory_cycles = 1.5, store_cycles = 0.5, far_store_cycles = 1.0;
 constexpr double call_cycles = 40, entry_cycles = 12, line_cycles = 20;
 
 std::vector<int64_t> cuts(int64_t extent, int64_t smallest) {
@@ -54,7 +55,7 @@ struct Choice {
   BoxLayout box;
   int64_t images = 1, in = 0, out = 0;
   bool joined = false;               // the rows of a plane are summed without a break
-  double plane_rows = 0;             // length of the sums over one plane, with what starting them costs
+  double plane_rows = 0;             // length of the sums over one plane
   int64_t in_blocks = 0, out_blocks = 0, blocks = 0, chunks = 0, slices = 1;
   int64_t box_bytes = 0, dy_bytes = 0, sums_bytes = 0, partial_bytes = 0;
 };
@@ -80,7 +81,7 @@ class Search {
     const double rows_cost = double(by_rows) + double(h) * entry_cycles / 28;
     const double plane_cost = double(by_plane) + entry_cycles / 28;
     choice.joined = plane_cost < rows_cost;
-    choice.plane_rows = std::min(rows_cost, plane_cost);
+    choice.plane_rows = double(choice.joined ? by_plane : by_rows);
     return choice;
   }
 
@@ -129,24 +130,32 @@ class Search {
     const double taps = double(geo_.taps()), images = double(choice.images), in = double(choice.in);
     const double out = double(choice.out), positions = images * double(choice.box.positions());
     const double pixels = images * double(choice.tile[0] * choice.tile[1] * choice.tile[2]);
-    const double all_rows = double(panels) * (gemm_.max_rows == 32 ? double(round_up(rows, 16)) : double(rows) + 0.7);
     const double columns = double(round_up(choice.out, gemm_.run_half ? gemm_.cols / 2 : gemm_.cols));
 
-    double chunk = choice.plane_rows * double(choice.tile[0]) * images * all_rows * columns * taps * 2.0 /
-                   gemm_.flops_cycle;
-    chunk += double(panels * out_panels) * taps * call_cycles;
+    // The sums of a call: a step takes as long as its products, or as the step before it needs to finish.
+    const double planes = double(choice.tile[0]) * images, entries = planes * double(choice.joined ? 1 : choice.tile[1]);
+    const double call_rows = gemm_.max_rows == 32 ? double(round_up(rows, 16)) : double(rows) + 0.7;
+    const auto call = [&](int64_t cols) {
+      const double step = std::max(call_rows * double(cols) * 2.0 / gemm_.flops_cycle, gemm_.latency_cycles);
+      return choice.plane_rows * planes * step + entries * entry_cycles + call_cycles;
+    };
+    const bool half = columns < double(out_panels * gemm_.cols);
+    double chunk = double(out_panels - half) * call(gemm_.cols) + (half ? call(gemm_.cols / 2) : 0.0);
+    chunk *= double(panels) * taps;
     chunk += positions * in * (x_last_ ? transpose_cycles : copy_cycles);
     chunk += pixels * out * (y_last_ ? copy_cycles : transpose_cycles);
     chunk += positions * line_cycles * (x_last_ ? 1.0 : in / double(choice.box.pitch));
     chunk += pixels * line_cycles * (y_last_ ? double(out_panels) : out / double(choice.tile[2]));
-    chunk += taps * in * columns * (choice.sums_bytes > (512 << 10) ? far_sums_cycles : sums_cycles);
+    const bool far = choice.sums_bytes > (512 << 10), farther = choice.sums_bytes > (4 << 20);
+    chunk += taps * in * columns * (farther ? memory_cycles : far ? far_sums_cycles : sums_cycles);
     const double box_share = double(choice.box_bytes) / double(box_budget);
     const double dy_share = double(choice.dy_bytes) / double(dy_budget);
     if (box_share > 1 || dy_share > 1) chunk *= 1.0 + 0.15 * (box_share + dy_share);
     // Tasks that do not share out evenly among four threads wait for each other.
     const double tasks = double(choice.blocks * choice.slices), uneven = std::ceil(tasks / 4) * 4 / tasks;
     const double partial = double(choice.partial_bytes / sum_bytes_) * 0.5;
-    return (chunk * double(choice.blocks * choice.chunks) + partial) * (0.75 + 0.25 * uneven);
+    const double store = taps * in * out * double(choice.blocks) * (far ? far_store_cycles : store_cycles);
+    return (chunk * double(choice.blocks * choice.chunks) + partial + store) * (0.75 + 0.25 * uneven);
   }
 
  private:
@@ -162,7 +171,7 @@ class Search {
 double WeightGradient::choose_blocking(int64_t element_bytes, int64_t limit, int64_t& minimum) {
   const Geometry& geo = problem.geo;
   const Search search(*this, element_bytes, limit);
-  const std::vector<int64_t> ins = channel_blocks(geo.group_in(), 1, 48);
+  const std::vector<int64_t> ins = channel_blocks(geo.group_in(), 1, 24);
   const std::vector<int64_t> outs = channel_blocks(geo.group_out(), gemm->cols, 64);
   double best = -1;
   Choice chosen;

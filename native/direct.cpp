@@ -15,7 +15,7 @@ bool direct_units(const Problem& problem, DirectUnits& units) {
   const Geometry& geo = problem.geo;
   const bool vectors = problem.dtype == Dtype::f32 || problem.dtype == Dtype::bf16 ||
                        (problem.dtype == Dtype::f16 && problem.isa->level >= 1);
-  units = {problem.dtype, problem.isa->vector_bytes / 4, geo.C, 0};
+  units = {problem.dtype, problem.isa->vector_bytes / 4, geo.C};
   return vectors && geo.group_in() == 1 && geo.group_out() == 1 && geo.C >= units.unit() &&
          !problem.isa->rounding(problem.dtype, problem.compute);
 }
@@ -51,6 +51,59 @@ void pack_direct(const Geometry& geo, const DirectUnits& units, const Tensor& w,
         first = first >> 16 | (second & 0xffff0000u);
         std::memcpy(to + tap * unit, &first, 4);
       }
+    }
+  });
+}
+
+bool group_units(const Problem& problem, DirectUnits& units) {
+  const Geometry& geo = problem.geo;
+  const bool input = problem.wrt == wrt_input, f32 = problem.dtype == Dtype::f32;
+  const bool pairs = problem.dtype == Dtype::bf16 && problem.isa->level == 3 && problem.isa->gemm->bf16;
+  const int64_t to = input ? geo.group_in() : geo.group_out(), from = input ? geo.group_out() : geo.group_in();
+  units = {problem.dtype, problem.isa->vector_bytes / 4, geo.G * to};
+  units.group_to = to;
+  units.group_from = from;
+  const bool shared = to < units.lanes;  // several groups in a vector
+  return problem.isa->level >= 2 && (f32 || pairs) && problem.dtype == problem.out_dtype && geo.G > 1 &&
+         !problem.isa->rounding(problem.dtype, problem.compute) && units.channels % units.lanes == 0 &&
+         (shared ? to == from && (to == 4 || to == 8) : to % units.lanes == 0 && from % (f32 ? 4 : 8) == 0);
+}
+
+void pack_groups(const Problem& problem, const DirectUnits& units, const Tensor& w, const ElementCode& code,
+                 float* packed, int threads) {
+  const Geometry& geo = problem.geo;
+  const int64_t taps = geo.taps(), L = units.lanes, step = units.tap_floats(), bytes = size_of(problem.dtype);
+  const bool input = problem.wrt == wrt_input, pairs = problem.dtype != Dtype::f32;
+  // The taps of neighbouring input channels follow each other: the lanes of an input gradient are read in one go.
+  const bool dense = w.stride[axis_w] == bytes && w.stride[axis_h] == geo.kernel[2] * bytes &&
+                     w.stride[axis_d] == geo.kernel[1] * geo.kernel[2] * bytes && w.stride[axis_i] == taps * bytes;
+  parallel_for(units.units(), threads, [&](int64_t index, int) {
+    std::vector<float> line(2 * L * taps);
+    const int64_t group = index * L / units.group_to;
+    // line[lane][tap] of one source channel of the unit's groups.
+    const auto read = [&](int64_t c, float* lanes) {
+      if (input && dense && units.group_to >= L) {
+        const int64_t out = group * units.group_from + c, in = index * L % units.group_to;
+        return code.decode(w.data + out * w.stride[axis_o] + in * w.stride[axis_i], bytes, L * taps, lanes);
+      }
+      for (int64_t lane = 0; lane < L; ++lane) {
+        const int64_t to = index * L + lane, out = input ? to / units.group_to * units.group_from + c : to;
+        const int64_t in = input ? to % units.group_to : c;
+        const char* at = w.data + out * w.stride[axis_o] + in * w.stride[axis_i];
+        if (dense) code.decode(at, bytes, taps, lanes + lane * taps);
+        else read_taps(geo, w, at, code, lanes + lane * taps);
+      }
+    };
+    for (int64_t c = 0; c < units.group_from; c += pairs ? 2 : 1) {
+      uint32_t* first = reinterpret_cast<uint32_t*>(line.data());  // bits of floats
+      read(c, line.data());
+      if (pairs) {
+        const uint32_t* second = first + L * taps;
+        read(c + 1, line.data() + L * taps);
+        for (int64_t i = 0; i < L * taps; ++i) first[i] = first[i] >> 16 | (second[i] & 0xffff0000u);
+      }
+      float* to = packed + index * taps * step + c / (pairs ? 2 : 1) * L;
+      problem.isa->gemm->transpose32(first, taps, L, taps, reinterpret_cast<uint32_t*>(to), step);
     }
   });
 }

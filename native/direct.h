@@ -1,4 +1,4 @@
-// Depthwise convolutions with channels last, computed where the tensors lie: the channels of a pixel are the lanes.
+// Depthwise and grouped convolutions with channels last, computed where the tensors lie: channels are the lanes.
 //
 // Nothing is brought into lane form: a "unit" of channels (64 bytes with AVX-512) is read, multiplied and written as it
 // lies in memory. Where the channels are not a multiple of a unit the last one overlaps its neighbour: the channels
@@ -14,11 +14,22 @@ struct DirectUnits {
   Dtype dtype;      // f32, bf16 or f16
   int64_t lanes;    // of a vector of floats
   int64_t channels; // of the tensors, at least one unit
-  int64_t pair;     // of taps along y that one instruction takes together (vdpbf16ps), this far apart; 0: there is none
-  int64_t unit() const { return dtype == Dtype::f32 ? lanes : 2 * lanes; }
+  int64_t pair = 0; // of taps along y that one instruction takes together (vdpbf16ps), this far apart; 0: there is none
+  // Channels of a group of the result and of the source; zero: depthwise. Groups need AVX-512; a unit is one vector.
+  int64_t group_to = 0, group_from = 0;
+
+  int64_t unit() const { return dtype == Dtype::f32 || group_to ? lanes : 2 * lanes; }
   int64_t units() const { return (channels + unit() - 1) / unit(); }
   int64_t first(int64_t index) const {
     return (index + 1) * unit() <= channels ? index * unit() : channels - unit();
+  }
+  // The first source channel of a unit: its group's, or that of the first of its groups.
+  int64_t source(int64_t index) const {
+    return group_to >= lanes ? first(index) / group_to * group_from : first(index);
+  }
+  // Floats (or pairs of bf16) of the weights of one tap of a unit.
+  int64_t tap_floats() const {
+    return !group_to ? unit() : lanes * (dtype == Dtype::f32 ? group_from : group_from / 2);
   }
   // The place of a unit's channel among its floats: even channels of bf16 are the first vector, odd ones the second;
   // pairs are in the order that interleaving the pixels of two rows gives.
@@ -59,17 +70,27 @@ struct DirectWeightGrad {
 bool direct_units(const Problem& problem, DirectUnits& units);
 // The distance of taps along y that the correlation of a problem takes in pairs, or 0.
 int64_t direct_pair(const Problem& problem);
+// The units of a correlation with few channels per group; false: not served.
+bool group_units(const Problem& problem, DirectUnits& units);
 // Whether the channels of both tensors of a run lie together.
 bool direct_fits(const DirectUnits& units, const Tensor& a, const Tensor& b);
 // The weights of depthwise channels as [unit][tap][place]; with pairs, two bf16 in place of a float.
 void pack_direct(const Geometry& geo, const DirectUnits& units, const Tensor& w, const ElementCode& code, float* packed,
                  int threads);
 
+// The weights of groups as [unit][tap][source channel, or pair of them][lane].
+void pack_groups(const Problem& problem, const DirectUnits& units, const Tensor& w, const ElementCode& code,
+                 float* packed, int threads);
+
 CONVGRAD_PER_ISA(void correlate_direct(const DirectRows& job);
                  void weight_grad_direct(const DirectWeightGrad& job);)
-// For units with pairs.
+// For units with pairs, and for groups of f32 and of bf16.
 namespace avx512_bf16 {
 void correlate_direct(const DirectRows& job);
+void correlate_groups(const DirectRows& job);
+}
+namespace avx512 {
+void correlate_groups(const DirectRows& job);
 }
 
 }  // namespace convgrad

@@ -27,12 +27,22 @@ struct Visit {
   int64_t sum_r, sum_s;                      // floats
 };
 
+// NOTE: into the second-level cache only: fetches into the first would hold the buffers that its own misses need
+// (mobilenetv2_dw_32_112 f32 on Zen 4: 7.9 -> 4.9 ms).
+CONVGRAD_INLINE void fetch(Visit& v, int pixels, int bytes) {
+  if (!v.dy_next) return;
+  for (int i = 0; i < pixels; ++i) __builtin_prefetch(v.dy_next + i * bytes, 0, 2);
+  for (int i = 0; i < pixels * v.x_lines; ++i) __builtin_prefetch(v.x_next + i * bytes, 0, 2);
+  v.dy_next += pixels * bytes;
+  v.x_next += pixels * v.x_lines * bytes;
+}
+
 // sums[r][s] += sum over the pixels of dy * x[r][s]. Sliding: neighbouring taps and outputs read neighbouring inputs.
 template <typename U, int R, int S, bool Slide>
 void visit_tile(Visit& v, const char* dy, const char* x, float* sums) {
   constexpr int K = U::vectors;
   constexpr int free_vectors = (registers - 1 - R * S * K - K) / K;
-  constexpr int Q = !Slide ? 1 : free_vectors > 8 ? 8 : free_vectors < 2 ? 2 : free_vectors;
+  constexpr int most = !Slide ? 1 : free_vectors > 6 ? 6 : free_vectors < 2 ? 2 : free_vectors;  // pixels at once
   VecF sum[R][S][K] = {};
   for (int64_t y = 0; y < v.rows; ++y, dy += v.dy_row, x += v.x_row) {
     const char *g = dy, *p = x;
@@ -57,39 +67,37 @@ void visit_tile(Visit& v, const char* dy, const char* x, float* sums) {
     int64_t q = v.inner_low;
     g = dy + q * v.dy_pixel;
     p = x + q * v.x_pixel;
-    for (; q + Q <= v.inner_high; q += Q, g += Q * v.dy_pixel, p += Q * v.x_pixel) {
-      VecF grad[Q][K];
+    const auto inner = [&]<int Q>() __attribute__((always_inline)) {
+      for (; q + Q <= v.inner_high; q += Q, g += Q * v.dy_pixel, p += Q * v.x_pixel) {
+        VecF grad[Q][K];
 #pragma GCC unroll 8
-      for (int i = 0; i < Q; ++i) {
-        U::load(g + i * v.dy_pixel, grad[i]);
-      }
-      if (v.dy_next) {
-        for (int i = 0; i < Q; ++i) __builtin_prefetch(v.dy_next + i * U::bytes);
-        for (int i = 0; i < Q * v.x_lines; ++i) __builtin_prefetch(v.x_next + i * U::bytes);
-        v.dy_next += Q * U::bytes;
-        v.x_next += Q * v.x_lines * U::bytes;
-      }
-      for (int r = 0; r < R; ++r) {
-        if constexpr (Slide) {
+        for (int i = 0; i < Q; ++i) U::load(g + i * v.dy_pixel, grad[i]);
+        fetch(v, Q, U::bytes);
+#pragma GCC unroll 5
+        for (int r = 0; r < R; ++r) {
+          if constexpr (Slide) {
 #pragma GCC unroll 16
-          for (int i = 0; i < Q + S - 1; ++i) {
-            VecF pixel[K];
-            U::load(p + r * v.x_r + i * v.x_pixel, pixel);
+            for (int i = 0; i < Q + S - 1; ++i) {
+              VecF pixel[K];
+              U::load(p + r * v.x_r + i * v.x_pixel, pixel);
 #pragma GCC unroll 8
-            for (int s = 0; s < S; ++s)
-              if (i - s >= 0 && i - s < Q)
-                for (int k = 0; k < K; ++k) sum[r][s][k] += grad[i - s][k] * pixel[k];
-          }
-        } else {
+              for (int s = 0; s < S; ++s)
+                if (i - s >= 0 && i - s < Q)
+                  for (int k = 0; k < K; ++k) sum[r][s][k] += grad[i - s][k] * pixel[k];
+            }
+          } else {
 #pragma GCC unroll 8
-          for (int s = 0; s < S; ++s) {
-            VecF pixel[K];
-            U::load(p + r * v.x_r + s * v.x_s, pixel);
-            for (int k = 0; k < K; ++k) sum[r][s][k] += grad[0][k] * pixel[k];
+            for (int s = 0; s < S; ++s) {
+              VecF pixel[K];
+              U::load(p + r * v.x_r + s * v.x_s, pixel);
+              for (int k = 0; k < K; ++k) sum[r][s][k] += grad[0][k] * pixel[k];
+            }
           }
         }
       }
-    }
+    };
+    inner.template operator()<most>();
+    if constexpr (most > 2) inner.template operator()<2>();
     edge(q, v.pixels);
   }
   for (int r = 0; r < R; ++r)

@@ -270,7 +270,7 @@ std::optional<Plan> plan_one(const Problem& problem, bool broadcast, std::string
     return std::nullopt;
   plan.kernel = std::string("few_") + (broadcast ? "broadcast_" : "reduce_") +
                 (problem.dtype == Dtype::f64 ? "f64_" : "f32_") + std::to_string(p->shape.lanes) + "lanes_" +
-                problem.isa->name;
+                compiled_level(problem.isa->level);
   char note[256];
   std::snprintf(note, sizeof note, "%lld parts of %lld lanes, %lld boxes of %lldx%lldx%lld pixels, %lld images at once",
                 (long long)p->parts(), (long long)p->shape.lanes, (long long)p->cut.boxes(),

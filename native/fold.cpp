@@ -227,6 +227,7 @@ std::optional<Plan> plan_fold(const Problem& problem, std::string& why_not) {
   constexpr double seconds_per_weight = 0.7e-9;
   Plan plan;
   plan.kernel = "patch_" + p->inner.kernel;
+  plan.doubt = 1.1;  // the dense family's own estimate
   plan.threads = std::min(p->inner.threads, p->otherwise.threads);
   plan.workspace_bytes = std::max(p->inner.workspace_bytes + p->weight_bytes, p->otherwise.workspace_bytes);
   plan.seconds = p->inner.seconds + (in_place ? 0 : double(g.K) * g.C * g.taps() * seconds_per_weight);

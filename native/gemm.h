@@ -28,9 +28,12 @@ struct GemmCall {
   int rows;   // 1 .. Gemm::max_rows
   bool accumulate;
   int64_t a_plane = 0, b_plane = 0;  // bytes between the parts of an operand
+  int64_t b_step = 0;  // bytes of B between one step of k_multiple and the next, for tiles (0: they follow each other)
   // Hints for kernels that fetch from L2 to L1 themselves: whether A and B are not in L1 yet, and the next call's C.
   bool far = true;
   const char* next_c = nullptr;
+  const char* const* fetch = nullptr;  // cache lines that others will need, to be brought to L2 on the way
+  int64_t fetch_count = 0;
 };
 
 // Magnitudes met while operands were split: the bits of the smallest that is not zero (less one) and of the largest.
@@ -54,6 +57,7 @@ struct Gemm {
   void (*leave)();
   int parts = 1;                      // bf16 values that an operand is the sum of
   int near_k = 0;                     // with so many k the operands of a call fit in L1 (0: it does not matter)
+  double latency_cycles = 0;          // of one k when its sums wait for those of the last one, for the cost model
 };
 
 // For the length of a task the thread is ready to run the kernel (tile registers are configured, and given back).

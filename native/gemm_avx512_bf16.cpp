@@ -69,6 +69,6 @@ void run_tile(const GemmCall& call) {
 }  // namespace
 
 const Gemm gemm_bf16_avx512 = {"bf16_f32_14x32_avx512_bf16", 14, 32, 2, 2, 64, run_tile<2>, run_tile<1>,
-                               nullptr, nullptr};
+                               nullptr, nullptr, 1, 0, 3};
 
 }  // namespace convgrad

@@ -28,11 +28,13 @@ uint16_t encode<uint16_t>(int value) {
 
 int value_at(int64_t i) { return int((uint64_t(i) * 2654435761u >> 7) % 5) - 2; }
 
-// Two batch entries with a gap, rows with a pitch, sums on top of what is there. Returns the number of wrong sums.
+// Two batch entries with a gap, rows with a pitch, parts one after the other, sums on top of what is there. Returns the
+// number of wrong sums.
 template <typename T, typename Sum>
-int check(const Gemm& gemm, int rows, int64_t k, bool half) {
+int check(const Gemm& gemm, int rows, int64_t k, bool half, bool far) {
   const int64_t lda = k + 7, cols = gemm.cols, batch = 2, groups = k / gemm.pair;
-  std::vector<T> a(size_t(batch * 40 * lda)), b(size_t(batch * groups * cols * gemm.pair + 64));
+  const int64_t a_plane = batch * 40 * lda, b_plane = batch * groups * cols * gemm.pair + 64;
+  std::vector<T> a(size_t(gemm.parts * a_plane)), b(size_t(gemm.parts * b_plane));
   std::vector<Sum> c(size_t(gemm.max_rows * cols), Sum(3));
   for (size_t i = 0; i < a.size(); ++i) a[i] = encode<T>(value_at(int64_t(i)));
   for (size_t i = 0; i < b.size(); ++i) b[i] = encode<T>(value_at(int64_t(i) + 1000));
@@ -40,7 +42,8 @@ int check(const Gemm& gemm, int rows, int64_t k, bool half) {
   const int64_t b_offset[2] = {0, groups * cols * gemm.pair * int64_t(sizeof(T))};
   GemmCall call{reinterpret_cast<const char*>(a.data()), lda * int64_t(sizeof(T)),
                 reinterpret_cast<const char*>(b.data()), cols * gemm.pair * int64_t(sizeof(T)),
-                reinterpret_cast<char*>(c.data()), cols, a_offset, b_offset, batch, k, rows, true};
+                reinterpret_cast<char*>(c.data()), cols, a_offset, b_offset, batch, k, rows, true,
+                a_plane * int64_t(sizeof(T)), b_plane * int64_t(sizeof(T)), far};
   {
     const GemmScope scope(gemm);
     (half ? gemm.run_half : gemm.run)(call);
@@ -51,8 +54,13 @@ int check(const Gemm& gemm, int rows, int64_t k, bool half) {
       double sum = 3;
       for (int64_t i = 0; i < batch; ++i)
         for (int64_t j = 0; j < k; ++j)
-          sum += double(value_at((i * 40 + m) * lda + j)) *
-                 double(value_at(1000 + ((i * groups + j / gemm.pair) * cols + n) * gemm.pair + j % gemm.pair));
+          for (int pa = 0; pa < gemm.parts; ++pa)
+            for (int pb = 0; pb < gemm.parts; ++pb) {
+              if (gemm.parts == 3 && pa + pb > 2) continue;  // the products that are too small to matter
+              const int64_t in_b = ((i * groups + j / gemm.pair) * cols + n) * gemm.pair + j % gemm.pair;
+              sum += double(value_at(pa * a_plane + (i * 40 + m) * lda + j)) *
+                     double(value_at(1000 + pb * b_plane + in_b));
+            }
       wrong += double(c[size_t(m * cols + n)]) != sum;
     }
   return wrong;
@@ -60,17 +68,20 @@ int check(const Gemm& gemm, int rows, int64_t k, bool half) {
 
 double gflops(const Gemm& gemm, int64_t element) {
   const int64_t k = 512;
-  std::vector<char> memory(size_t((gemm.max_rows * (k + 32) + k * gemm.cols) * element + 4096), 0);
+  const int64_t plane = (gemm.max_rows * (k + 32) + k * gemm.cols) * element + 64;
+  std::vector<char> memory(size_t(gemm.parts * plane + 4096), 0);
   std::vector<double> sums(size_t(gemm.max_rows * gemm.cols));
   const int64_t zero = 0;
   const GemmCall call{memory.data(), (k + 32) * element, memory.data() + gemm.max_rows * (k + 32) * element,
                       gemm.cols * gemm.pair * element, reinterpret_cast<char*>(sums.data()), gemm.cols, &zero, &zero, 1,
-                      k, gemm.max_rows, false};
+                      k, gemm.max_rows, false, plane, plane};
   const GemmScope scope(gemm);
   double best = 1e9;
-  for (int repeat = 0; repeat < 50; ++repeat) {
+  double spent = 0;
+  for (int repeat = 0; repeat < 50 && spent < 0.5; ++repeat) {
     const auto start = std::chrono::steady_clock::now();
     for (int i = 0; i < 100; ++i) gemm.run(call);
+    spent += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     best = std::fmin(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   return 2e-9 * 100 * double(gemm.max_rows * gemm.cols * k) / best;
@@ -81,7 +92,8 @@ bool report(const Gemm& gemm) {
   int wrong = 0;
   for (int rows = 1; rows <= gemm.max_rows; ++rows)
     for (int64_t k : {1, 3, 8, 50})
-      for (bool half : {false, true}) wrong += check<T, Sum>(gemm, rows, k * gemm.k_multiple, half);
+      for (bool half : {false, true})
+        for (bool far : {false, true}) wrong += check<T, Sum>(gemm, rows, k * gemm.k_multiple, half, far);
   std::printf("%-32s %s, %.1f GFLOP/s on one core\n", gemm.name, wrong ? "WRONG" : "right", gflops(gemm, sizeof(T)));
   return wrong == 0;
 }
@@ -98,10 +110,17 @@ int main() {
     right &= report<double, double>(*kernels.f64);
   }
   if (__builtin_cpu_supports("avx512bf16")) right &= report<uint16_t, float>(gemm_bf16_avx512);
-  if (__builtin_cpu_supports("avx512bw") && amx_allowed()) {
-    right &= report<uint16_t, float>(gemm_bf16_amx);
-  } else {
-    std::printf("%-32s not here\n", gemm_bf16_amx.name);
+  for (const Gemm* gemm : {&amx::gemm_bf16, &amx::gemm_bf16x2, &amx::gemm_bf16x3}) {
+    if (__builtin_cpu_supports("avx512bw") && amx_allowed()) {
+      right &= report<uint16_t, float>(*gemm);
+    } else {
+      std::printf("%-32s not here\n", gemm->name);
+    }
+  }
+  if (__builtin_cpu_supports("avx512bw")) {
+    std::printf("with tiles in software:\n");
+    for (const Gemm* gemm : {&amx_emulated::gemm_bf16, &amx_emulated::gemm_bf16x2, &amx_emulated::gemm_bf16x3})
+      right &= report<uint16_t, float>(*gemm);
   }
   return right ? 0 : 1;
 }

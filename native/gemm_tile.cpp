@@ -85,9 +85,9 @@ constexpr const char *name_f32 = "f32_f32_6x8_generic", *name_f64 = "f64_f64_6x4
 
 constexpr double flops_cycle = CONVGRAD_VECTOR_BYTES == 16 ? 8 : 32;  // Zen 4: two 256-bit FMAs a cycle
 const Gemm gemm_f32 = {name_f32, max_rows, 2 * lanes_f, 1, 1, flops_cycle, run_tile<VecF, float, 2>,
-                       run_tile<VecF, float, 1>, nullptr, nullptr};
+                       run_tile<VecF, float, 1>, nullptr, nullptr, 1, 0, 4};
 const Gemm gemm_f64 = {name_f64, max_rows, 2 * lanes_d, 1, 1, flops_cycle / 2, run_tile<VecD, double, 2>,
-                       run_tile<VecD, double, 1>, nullptr, nullptr};
+                       run_tile<VecD, double, 1>, nullptr, nullptr, 1, 0, 4};
 
 // ---- rearrangements ----
 

@@ -96,6 +96,9 @@ double lane_move_cycles(const int64_t* stride, int64_t bytes, int64_t channels, 
 
 std::optional<Plan> plan_grouped_weight(const Problem& problem, std::string& why_not);
 
+// The level that the lane kernels of a machine's level were compiled for.
+inline const char* compiled_level(int level) { return level >= 2 ? "avx512" : level == 1 ? "avx2" : "generic"; }
+
 // Sets the plan's workspace, threads and estimate; false (and why) where not even one thread's share fits the limit.
 bool fit_workspace(Plan& plan, const Problem& problem, int64_t shared, int64_t per_thread, double cycles,
                    std::string& why_not);

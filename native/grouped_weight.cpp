@@ -243,8 +243,9 @@ std::optional<Plan> plan_grouped_weight(const Problem& problem, std::string& why
   const double moved = double(geo.N) * (geo.C * geo.in_pixels() + geo.K * geo.out_pixels()) * bytes;
 
   Plan plan;
-  plan.kernel = std::string(direct ? "depthwise_direct" : geo.group_in() == 1 ? "depthwise" : "grouped") + "_weight_" + (p->f64() ? "f64_" : "f32_") +
-                std::to_string(p->spread.lanes) + "lanes_" + problem.isa->name;
+  plan.kernel = std::string(geo.group_in() == 1 ? "depthwise" : "grouped") + (direct ? "_direct_weight_" : "_weight_") + (p->f64() ? "f64_" : "f32_") +
+                std::to_string(p->spread.lanes) + "lanes_" + compiled_level(problem.isa->level);
+  if (direct) plan.doubt = 1;  // nothing but products and memory to estimate
   if (!fit_workspace(plan, problem, shared, p->scratch_bytes, std::max(cycles, moved * cycles_per_byte), why_not))
     return std::nullopt;
   char note[256];

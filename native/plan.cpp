@@ -12,10 +12,6 @@
 namespace convgrad {
 namespace {
 
-// Estimates are good to a fifth: a family that comes later in the list must promise more than that. Not where a group
-// is one channel on both sides: there the dense micro-kernels are nearly empty and their estimate is far too low.
-double clear_gain(const Geometry& geo) { return geo.group_in() == 1 && geo.group_out() == 1 ? 1.0 : 0.8; }
-
 bool is_empty(const Geometry& geo, unsigned wrt) {
   if ((wrt & wrt_weight) && (wrt & wrt_bias)) return geo.K == 0;
   const int64_t result = wrt & wrt_output  ? geo.N * geo.K * geo.out_pixels()
@@ -118,7 +114,7 @@ Plan choose_plan(const Problem& problem) {
                   plan->seconds * 1e3);
     asked.push_back(text);
     if (preferred && !std::strcmp(preferred, family.name)) plan->seconds = 0;
-    if (!best || plan->seconds < clear_gain(problem.geo) * best->seconds) {
+    if (!best || plan->doubt * plan->seconds < best->seconds) {
       best = std::move(plan);
       winner = family.plan;
     }

@@ -26,7 +26,7 @@ from convgrad import _native
 
 ROOT = Path(__file__).parents[1]
 NATIVE = ROOT / "native"
-LEVELS = ("generic", "avx2", "avx512", "avx512_bf16", "amx")
+LEVELS = ("generic", "avx2", "avx512", "avx512_bf16", "amx", "amx_emulated")
 
 # Every kernel path of the dense family: both orientations, joined and separate rows, several channel blocks, phases,
 # dilated taps that are packed apart, every kind of packed element.
@@ -88,6 +88,66 @@ for text in {PATHS!r}:
     assert oracle.check_bound(text, "native", seed=2)
 """
     in_process(script, CONVGRAD_ISA=level)
+
+
+# What only kernels on tiles do: operands in parts, x in pairs once and twice, pieces that stay in L1, taps side by side.
+TILED = [
+    "input_grad f16 n2 c40 k70 i14x14 w3x3 p1x1 NHWC",
+    "input_grad f32 n1 c33 k40 i6x10x10 w3x3x3 p1x1x1 NDHWC ODHWI",
+    "input_grad f32 n1 c33 k40 i20x20 w3x3 p1x1 NHWC hf32",
+    "weight_grad f16 n2 c40 k70 i14x14 w3x3 p1x1 NHWC",
+    "weight_grad f32 n1 c64 k64 i24x24 w3x3 p1x1 NHWC",
+    "weight_grad bf16 n2 c64 k64 i14x14 w3x3 p1x1 NHWC OHWI",
+    "weight_grad bf16 n1 c64 k130 i30x30 w1x1 NHWC OHWI",
+    "weight_grad+bias_grad bf16 n3 c40 k33 i4x9x12 w3x3x3 s1x2x2 p1x1x1",
+    "weight_grad bf16>f32 n1 c33 k40 i32x32 w3x3 d12x12 p12x12 NHWC HWIO",
+]
+
+
+def test_tiles_are_exact() -> None:
+    if not _native.isa_available("amx_emulated"):
+        pytest.skip("the emulation of tiles needs AVX-512")
+    script = f"""
+import oracle
+from convgrad.plan import plan
+for text in {TILED!r}:
+    assert plan(text, backend="native").kernel.endswith("amx")
+    assert oracle.check_exact(text, "native", seed=1)
+    assert oracle.check_bound(text, "native", seed=2)
+    assert oracle.check_nonfinite(text, "native", seed=3)
+"""
+    in_process(script, CONVGRAD_ISA="amx" if _native.isa_available("amx") else "amx_emulated")
+
+
+@pytest.mark.parametrize("exponents", [(0, 0), (-45, -45), (-60, -60), (-126, 10), (60, 60), (100, -100)])
+def test_parts_hold_the_bound_for_small_and_large_values(exponents: tuple[int, int]) -> None:
+    """Three bf16 parts hold values whose products stay far from underflow and overflow; others must take f32."""
+    if not _native.isa_available("amx_emulated"):
+        pytest.skip("the emulation of tiles needs AVX-512")
+    script = f"""
+import numpy as np
+from convgrad.numbers import error_bound
+from convgrad.plan import plan
+from convgrad.problem import Problem
+problem = Problem.parse("input_grad f32 n1 c64 k64 i12x12 w3x3 p1x1")
+exact_problem = problem.with_(dtype="float64", out_dtype="float64", compute="f64")
+assert "bf16x3" in plan(problem, backend="native").kernel
+rng = np.random.default_rng(0)
+for spread in (0, 30, 120):
+    operands = tuple(np.ldexp(rng.standard_normal(problem.shape_of_operand(name)),
+                              exponent - rng.integers(0, spread + 1, problem.shape_of_operand(name))).astype(np.float32)
+                     for name, exponent in zip(problem.operands, {exponents!r}, strict=True))
+    (found,) = results = (np.zeros(problem.conv.shape_of("input"), np.float32),)
+    plan(problem, backend="native").run(operands, results, None)
+    wide = tuple(o.astype(np.float64) for o in operands)
+    (exact,), (magnitude,) = ((np.zeros(found.shape),) for _ in range(2))
+    plan(exact_problem, backend="reference").run(wide, (exact,), None)
+    plan(exact_problem, backend="reference").run(tuple(np.abs(o) for o in wide), (magnitude,), None)
+    inside = np.abs(exact) < 3e38
+    assert inside.any()
+    assert (np.abs(found - exact) <= error_bound(problem, "input", exact, magnitude))[inside].all()
+"""
+    in_process(script, CONVGRAD_ISA="amx" if _native.isa_available("amx") else "amx_emulated")
 
 
 def test_an_unknown_instruction_set_is_ignored_with_a_word() -> None:

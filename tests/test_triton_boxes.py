@@ -31,6 +31,8 @@ GEOMETRIES = (
     "n1 c16 k16 i10x9 w3x2 s4x2 d2x3 p2x1 NHWC OHWI",
     "n3 c4 k16 i8x12 w2x4 s2x4 NHWC OHWI",
     "n2 c136 k80 i7x7 w3x3 p1x1 NHWC OHWI",
+    "n2 c22 k36 i19 w3 p4:0 d2 NLC OLI",
+    "n2 c24 k20 i6x7 w2x3 p1x1 NHWC HWIO",
 )
 
 
@@ -62,10 +64,32 @@ def phase_of(order: int, k: int, t: int, d: int, p: int, g: int, is_input: bool)
     return phase, first, slots, (phase + p - first * d) // t
 
 
+def inside(axis: tuple[int, ...], start: int, extent: int, b: int, t: int, d: int, g: int,
+           is_input: bool) -> tuple[int, ...]:
+    """As in box_places.py, by trying all slots."""
+    phase, first, slots, shift = axis
+    reads = [[start + i + shift - m * (d // g) if is_input else (start + i) * t + shift + m * d for i in range(b)]
+             for m in range(slots)]
+    there = [m for m in range(slots) if any(0 <= place < extent for place in reads[m])] or [0]
+    skipped, count = there[0], len(there) if slots and any(0 <= place < extent for place in reads[there[0]]) else 0
+    assert there == list(range(there[0], there[-1] + 1))
+    move = -(d // g) if is_input else d
+    return phase, first + skipped * (t // g if is_input else 1), count, shift + skipped * move
+
+
+def rows_of(tensor: Any) -> Any:
+    """A copy with channels last, padded to a multiple of 8."""
+    last = tensor.permute(0, *range(2, tensor.dim()), 1).contiguous()
+    last = torch.nn.functional.pad(last, (0, -last.shape[-1] % 8))
+    return last.permute(0, -1, *range(1, tensor.dim() - 1))
+
+
 def walk(lines: Any, source: Any, weight: Any, shape: tuple[int, ...]) -> Any:
     """The sums of box_lines.py in NumPy, from the launch that the plan describes; every result is written once."""
     result = torch.empty((shape[0], *shape[2:], shape[1]), dtype=torch.bfloat16).permute(
         0, -1, *range(1, len(shape) - 1))
+    source = rows_of(source) if lines.copies.source else source
+    weight = rows_of(weight) if lines.copies.weight else weight
     launch = lines.write.describe(source, weight, result, result)
     source_box, weight_box, *_ = launch.leading(source, weight, result, result)
     v = {**dict(zip(lines.write.kernel.arg_names[7:], launch.scalars)), **launch.constants}
@@ -92,6 +116,10 @@ def walk(lines: Any, source: Any, weight: Any, shape: tuple[int, ...]) -> Any:
         rest, group = divmod(rest, v["GROUPS"])
         orders = (rest // (stride[2] * stride[1]), (rest // stride[2]) % stride[1], rest % stride[2])
         phases = [phase_of(*values, is_input) for values in zip(orders, kernel, stride, dilation, pad, common)]
+        seen = source_box.shape[1:4]
+        phases = [phases[a] if a == axis or kernel[a] + pad[a] <= 1 else
+                  inside(phases[a], start[1 + a], seen[a], box[1 + a], stride[a], dilation[a], common[a], is_input)
+                  for a in range(3)]
         outer = [1 if a == axis else phases[a][2] for a in range(3)]
         steps = math.prod(outer) * depth
         begin, end = (0, steps) if item < v["whole"] else (part * steps // v["PARTS"],
@@ -114,7 +142,7 @@ def walk(lines: Any, source: Any, weight: Any, shape: tuple[int, ...]) -> Any:
                 line = 8 * v["LINE_UNITS"] * (taps - 1 - t if is_input else t)
                 a_rows = held[line:line + v["BM"]]
                 if is_input:
-                    b = box_at(weight_box, (group * v["RED"] + c, flat * v["COL"] + column))
+                    b = box_at(weight_box, (group * v["RED"] + c, flat * v["WEIGHT_COL"] + column))
                 else:
                     b = box_at(weight_box, (group * v["COL"] + column, flat * v["RED"] + c)).T
                 acc += a_rows @ b
@@ -143,7 +171,7 @@ def walk(lines: Any, source: Any, weight: Any, shape: tuple[int, ...]) -> Any:
 @pytest.mark.parametrize("text", GEOMETRIES)
 @pytest.mark.parametrize("routine", ["conv", "input_grad"])
 def test_tiles_sum_every_product_once(routine: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from convgrad.backends.triton import box_line_plans
+    from convgrad.backends.triton import box_line_plans, box_line_tiles
     from convgrad.backends.triton.geometry import geometry
 
     monkeypatch.setattr(box_line_plans, "INTERPRETED", False)
@@ -162,12 +190,23 @@ def test_tiles_sum_every_product_once(routine: str, text: str, monkeypatch: pyte
     source, weight = (torch.from_numpy(np.ascontiguousarray(a.transpose(order))).bfloat16().permute(
         *(order.index(axis) for axis in range(a.ndim))) for a in operands)
     tiles: dict[Any, Any] = {}
-    for tile in box_line_plans.all_tiles(box_line_plans.work_of(problem, geo), None):
+    for tile in box_line_tiles.all_tiles(box_line_tiles.work_of(problem, geo), None):
         tiles.setdefault((tile.BM == 64, tile.NT > 1 and tile.axis, tile.parts > 1, tile.CB), tile)
     for tile in list(tiles.values())[::max(1, len(tiles) // 4)]:
         got = walk(box_line_plans.box_lines(problem, geo, tile), source, weight, shape)
         got = got.transpose(0, 4, 1, 2, 3).reshape(shape)
         assert np.array_equal(got, expected), str(tile)
+
+
+@pytest.mark.skipif(not INTERPRETED and not ON_GPU, reason="needs a GPU or TRITON_INTERPRET=1")
+@pytest.mark.parametrize("shape", [(3, 22, 5), (2, 150, 3, 4), (2, 16, 2, 3, 2)])
+def test_padded_copies(shape: tuple[int, ...]) -> None:
+    from convgrad.backends.triton.box_line_plans import padded, up8
+
+    device = "cpu" if INTERPRETED else "cuda"
+    tensor = torch.randint(-9, 9, shape, device=device).bfloat16()
+    memory = torch.full((math.prod(shape) // shape[1] * up8(shape[1]) // 2,), float("nan"), device=device)
+    assert torch.equal(padded(tensor, memory, torch.bfloat16), rows_of(tensor))
 
 
 @pytest.mark.skipif(not ON_GPU, reason="Gluon kernels run on a GPU only")
@@ -176,6 +215,7 @@ def test_tiles_sum_every_product_once(routine: str, text: str, monkeypatch: pyte
 def test_on_a_gpu(routine: str, text: str) -> None:
     check_exact(f"{routine} bf16 {text}", "triton")
     check_bound(f"{routine} f16 {text}", "triton")
+    check_bound(f"{routine} e4m3>bf16 {text}", "triton")
     check_nonfinite(f"{routine} bf16 {text}", "triton")
 
 

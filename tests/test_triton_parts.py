@@ -27,7 +27,7 @@ GEOMETRIES = (
     "n2 c16 k16 i4x5x6 w3x2x3 p1x0x1 NDHWC ODHWI",
     "n9 c24 k16 i17 w3 d4 p8:0 NLC OLI",
     "n2 c64 k64 i6x7 w3x3 p3x3 d3x2 g2 NHWC OHWI",
-    "n16 c128 k64 i30x30 w3x3 p1x1 NHWC OHWI",
+    "n2 c16 k16 i70x20 w3x3 s2x1 p1x1 NHWC OHWI",
 )
 
 
@@ -40,15 +40,20 @@ def test_parts_hold_the_number(part_count: int) -> None:
     values.reshape(-1)[:7] = (np.inf, -np.inf, np.nan, 3.4e38, -1e-45, 1e-40, 0.0)
     device = "cpu" if INTERPRETED else "cuda"
     stored = torch.empty(part_count * 4 * 5 * 8, dtype=torch.bfloat16, device=device)
-    split_step(part_count, 4)(torch.from_numpy(values).to(device), stored)
+    split_step(part_count, 4, (1, 1, 5))(torch.from_numpy(values).to(device), stored)
     parts = stored.float().cpu().numpy().astype(np.float64).reshape(part_count, 4, 5, 8).transpose(0, 1, 3, 2)
     assert (parts[:, 3] == 0).all(), "images beyond the last are zeros"
     first, rest = parts[0, :3], parts[1:, :3].sum(0)
     finite = np.isfinite(values)
     assert (np.isnan(first) == np.isnan(values)).all() and (first[np.isinf(values)] == values[np.isinf(values)]).all()
     assert (rest[~finite] == 0).all() and ((first == 0) == (values == 0)).all()
-    error = np.abs(parts[:, :3].sum(0) - values)[finite]
+    error = np.abs(parts[:, :3].sum(0)[finite] - values[finite])
     assert (error <= np.abs(values[finite]) * 2.0**(-16 if part_count == 2 else -24) + 2.0**-133).all()
+    # a block that begins before the first row and ends behind the last one has zeros there
+    block = torch.empty(part_count * 3 * 9 * 8, dtype=torch.bfloat16, device=device)
+    split_step(part_count, 3, (1, 1, 9), 2, -2)(torch.from_numpy(values).to(device), block)
+    rows = block.float().cpu().numpy().astype(np.float64).reshape(part_count, 3, 9, 8).transpose(0, 1, 3, 2)
+    assert np.array_equal(rows[..., 2:7], parts[:, :3], equal_nan=True) and not rows[..., [0, 1, 7, 8]].any()
 
 
 @needs_gpu
@@ -57,16 +62,17 @@ def test_parts_hold_the_number(part_count: int) -> None:
 @pytest.mark.parametrize("few_products", [False, True])
 def test_sums_of_products_of_parts(text: str, question: str, few_products: bool,
                                    monkeypatch: pytest.MonkeyPatch) -> None:
-    from convgrad.backends.triton import part_plans
+    from convgrad.backends.triton import part_gather, part_plans
     from convgrad.backends.triton.plans import make_plan
 
-    monkeypatch.setattr(part_plans, "POINTER_FLOPS", 1.0)  # so that small problems take this way
+    for module in (part_plans, part_gather):
+        monkeypatch.setattr(module, "POINTER_FLOPS", 1.0)  # so that small problems take this way
     problem = Problem.parse(f"{question} f32 {text} cuda")
     if few_products:  # allowed for long sums only; these numbers have 16 bits, so that nothing is left out
         monkeypatch.setattr(part_plans, "LEFT_OUT", -1000)
     plan = make_plan(problem, None)
     assert plan.kernel.startswith("parts3" if few_products else "parts"), plan.kernel
-    small = make_plan(problem, plan.workspace_bytes * 2 // 3)
+    plans = [plan, *(make_plan(problem, plan.workspace_bytes // part) for part in (2, 5))]
     generator = torch.Generator(device="cuda").manual_seed(3)
     operands: list[Any] = []
     for name in problem.operands:
@@ -77,7 +83,7 @@ def test_sums_of_products_of_parts(text: str, question: str, few_products: bool,
     shape = problem.conv.shape_of(problem.wrt)
     expected = torch.empty(shape, dtype=torch.float64, device="cuda")
     exact.run(tuple(operand.double() for operand in operands), (expected,), None)
-    for chosen in (plan, small):
+    for chosen in plans:
         result = torch.full(shape, float("nan"), device="cuda")
         chosen.run(tuple(operands), (result,), None)
         assert torch.equal(result.double(), expected), chosen.kernel
@@ -87,9 +93,10 @@ def test_sums_of_products_of_parts(text: str, question: str, few_products: bool,
 @pytest.mark.parametrize("question", ["input_grad", "weight_grad"])
 @pytest.mark.parametrize("text", GEOMETRIES[:4])
 def test_parts_keep_the_contract(text: str, question: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from convgrad.backends.triton import part_plans
+    from convgrad.backends.triton import part_gather, part_plans
 
-    monkeypatch.setattr(part_plans, "POINTER_FLOPS", 1.0)
+    for module in (part_plans, part_gather):
+        monkeypatch.setattr(module, "POINTER_FLOPS", 1.0)
     clear_plan_cache()
     try:
         check_bound(f"{question} f32 {text}", "triton")

@@ -20,6 +20,7 @@ from .numbers_on_device import TORCH_DTYPES
 from .plans import make_plan
 from .tuning import Choice
 
+LONGEST_WAIT = 3600.0  # seconds for one job
 Job = tuple[str, Choice | None]  # a problem's string, and the choice where it is not the plan's own
 
 
@@ -104,7 +105,7 @@ def compile_ahead(jobs: Sequence[Job], workers: int, limit_seconds: float,
         results = pool.imap_unordered(compile_job, jobs)
         while finished < len(jobs):
             try:
-                done(*results.next(timeout=max(0.01, end - time.monotonic())))
+                done(*results.next(timeout=min(LONGEST_WAIT, max(0.01, end - time.monotonic()))))
             except multiprocessing.TimeoutError:
                 break
             finished += 1

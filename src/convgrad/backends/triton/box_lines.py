@@ -2,7 +2,8 @@
 
 A program takes tile after tile: BM positions (a box) x BN channels, summed over taps and channels. One warp copies
 boxes of the source, one warp boxes of the weight, each into its own ring of slots in shared memory; the copies' zero
-fill is the padding. The tensor cores read both operands from there. While a tile is stored, the next one is copied.
+fill is the padding. The tensor cores read both operands from there, for one or two groups of four warps (HALVES), each
+with its rows of the tile: while one stores, the other multiplies, and the next tile is copied.
 
 Taps that follow each other on one axis (`AXIS`) can share one source box with NT - 1 taps' more lines: tap t multiplies
 the rows that begin t lines later. `boxes.py` has the same sums in plain Triton.
@@ -21,14 +22,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .box_places import result_columns, result_rows, slot_of, source_of, work_of
+from .box_places import next_slot, result_columns, result_rows, slot_of, source_of, work_of
 from .line_places import wrapped
 
 
 @gluon.jit
-def copy_source(source_box, slots, full, empty, items, whole, counts, GEOMETRY: gl.constexpr, SHAPE: gl.constexpr,
-                AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, CB: gl.constexpr, PARTS: gl.constexpr,
-                UNITS: gl.constexpr, SLOTS: gl.constexpr, BYTES: gl.constexpr):
+def copy_source(source_box, slots, full, empty, items, whole, counts, source_extents, GEOMETRY: gl.constexpr,
+                SHAPE: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, CB: gl.constexpr,
+                PARTS: gl.constexpr, UNITS: gl.constexpr, SLOTS: gl.constexpr, BYTES: gl.constexpr):
     """The warp that copies boxes of the source, in the order in which `sum_tiles` reads them."""
     K, T, D, _P, G, INPUT = GEOMETRY
     DEPTH_STEPS: gl.constexpr = (RED + CB - 1) // CB
@@ -36,35 +37,41 @@ def copy_source(source_box, slots, full, empty, items, whole, counts, GEOMETRY: 
     slot = items * 0
     round = items * 0  # how often all slots were filled, modulo 2
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        place, outer, begin, end = work_of(item, whole, counts, GEOMETRY, SHAPE, AXIS, DEPTH_STEPS, PARTS)
+        place, outer, begin, end = work_of(item, whole, counts, source_extents, GEOMETRY, SHAPE, AXIS, DEPTH_STEPS,
+                                           PARTS)
         _column, start, group, axis0, axis1, axis2 = place
-        for step in range(begin, end):
-            m0, m1, m2, c = slot_of(step, outer, DEPTH_STEPS, CB)
+        m0, m1, m2, depth = slot_of(begin, outer, DEPTH_STEPS)
+        for _step in range(begin, end):
             i0 = source_of(start[1], axis0, LOWEST if AXIS == 0 else m0, K[0], T[0], D[0], G[0], INPUT)[0]
             i1 = source_of(start[2], axis1, LOWEST if AXIS == 1 else m1, K[1], T[1], D[1], G[1], INPUT)[0]
             i2 = source_of(start[3], axis2, LOWEST if AXIS == 2 else m2, K[2], T[2], D[2], G[2], INPUT)[0]
             mbarrier.wait(empty.index(slot), round ^ 1)
             mbarrier.expect(full.index(slot), BYTES)
             box = slots.index(slot * UNITS)._reinterpret(slots.dtype, [1, 1, 1, 8, CB], source_box.layout)
-            tma.async_copy_global_to_shared(source_box, [start[0], i0, i1, i2, group * RED + c], full.index(slot), box)
+            tma.async_copy_global_to_shared(source_box, [start[0], i0, i1, i2, group * RED + depth * CB],
+                                            full.index(slot), box)
             slot, carry = wrapped(slot, 1, SLOTS)
             round ^= carry
+            m0, m1, m2, depth = next_slot(m0, m1, m2, depth, outer, DEPTH_STEPS)
 
 
 @gluon.jit
-def copy_weight(weight_box, slots, full, empty, items, whole, counts, GEOMETRY: gl.constexpr, SHAPE: gl.constexpr,
-                AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr, CB: gl.constexpr,
-                PARTS: gl.constexpr, SLOTS: gl.constexpr, BYTES: gl.constexpr):
+def copy_weight(weight_box, slots, full, empty, items, whole, counts, source_extents, GEOMETRY: gl.constexpr,
+                SHAPE: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr,
+                WEIGHT_COL: gl.constexpr, CB: gl.constexpr, PARTS: gl.constexpr, SLOTS: gl.constexpr,
+                BYTES: gl.constexpr):
     """The warp that copies boxes of the weight: one for every tap and step of channels."""
     K, T, D, _P, G, INPUT = GEOMETRY
     DEPTH_STEPS: gl.constexpr = (RED + CB - 1) // CB
     slot = items * 0
     round = items * 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        place, outer, begin, end = work_of(item, whole, counts, GEOMETRY, SHAPE, AXIS, DEPTH_STEPS, PARTS)
+        place, outer, begin, end = work_of(item, whole, counts, source_extents, GEOMETRY, SHAPE, AXIS, DEPTH_STEPS,
+                                           PARTS)
         column, _start, group, axis0, axis1, axis2 = place
-        for step in range(begin, end):
-            m0, m1, m2, c = slot_of(step, outer, DEPTH_STEPS, CB)
+        m0, m1, m2, depth = slot_of(begin, outer, DEPTH_STEPS)
+        for _step in range(begin, end):
+            c = depth * CB
             for t in gl.static_range(NT):
                 tap0 = source_of(0, axis0, t if AXIS == 0 else m0, K[0], T[0], D[0], G[0], INPUT)[1]
                 tap1 = source_of(0, axis1, t if AXIS == 1 else m1, K[1], T[1], D[1], G[1], INPUT)[1]
@@ -73,13 +80,14 @@ def copy_weight(weight_box, slots, full, empty, items, whole, counts, GEOMETRY: 
                 mbarrier.wait(empty.index(slot), round ^ 1)
                 mbarrier.expect(full.index(slot), BYTES)
                 if INPUT:
-                    tma.async_copy_global_to_shared(weight_box, [group * RED + c, tap * COL + column],
+                    tma.async_copy_global_to_shared(weight_box, [group * RED + c, tap * WEIGHT_COL + column],
                                                     full.index(slot), slots.index(slot))
                 else:
                     tma.async_copy_global_to_shared(weight_box, [group * COL + column, tap * RED + c],
                                                     full.index(slot), slots.index(slot))
                 slot, carry = wrapped(slot, 1, SLOTS)
                 round ^= carry
+            m0, m1, m2, depth = next_slot(m0, m1, m2, depth, outer, DEPTH_STEPS)
 
 
 @gluon.jit
@@ -98,8 +106,8 @@ def any_nan(value):
 def masked_tile(pointers, is_part, parts_at, work, extents, source_extents, source_steps, weight_steps, result_steps,
                 GEOMETRY: gl.constexpr, SHAPE: gl.constexpr, STRIDE: gl.constexpr, ROWS: gl.constexpr,
                 PATCH: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr,
-                PARTS: gl.constexpr, BM: gl.constexpr, CB: gl.constexpr, WARPS: gl.constexpr):
-    """Sum a tile again, every tap by itself, and add a tap's sums only to positions that have it.
+                PARTS: gl.constexpr, FIRST: gl.constexpr, END: gl.constexpr, CB: gl.constexpr):
+    """Sum rows FIRST to END of a tile again, every tap by itself, and add a tap's sums only to positions that have it.
 
     A zero of the padding may have met an infinite weight.
     """
@@ -112,17 +120,17 @@ def masked_tile(pointers, is_part, parts_at, work, extents, source_extents, sour
     S0, S1, S2 = source_extents
     s_n, s_0, s_1, s_2 = source_steps
     w_o, w_i, w_0, w_1, w_2 = weight_steps
-    FEW: gl.constexpr = 16 * WARPS  # rows at a time
+    FEW: gl.constexpr = 64  # rows at a time
     WIDTH: gl.constexpr = 32
     DEPTH: gl.constexpr = 16
-    layout: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1], [16, 8])
+    layout: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])
     left: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     right: gl.constexpr = gl.DotOperandLayout(1, layout, 2)
     rows: gl.constexpr = gl.SliceLayout(1, layout)
     across: gl.constexpr = gl.SliceLayout(0, layout)
     channel_left = gl.arange(0, DEPTH, layout=gl.SliceLayout(0, left))
     channel_right = gl.arange(0, DEPTH, layout=gl.SliceLayout(1, right))
-    for first_row in range(0, BM, FEW):
+    for first_row in range(FIRST, END, FEW):
         index = first_row + gl.arange(0, FEW, layout=gl.SliceLayout(1, left))
         n = start[0] + index // (BOX[1] * BOX[2] * BOX[3])
         j0 = start[1] + (index // (BOX[2] * BOX[3])) % BOX[1]
@@ -133,7 +141,8 @@ def masked_tile(pointers, is_part, parts_at, work, extents, source_extents, sour
             there_column = columns < (COL * STRIDE[0] * STRIDE[1] * STRIDE[2] if PATCH else COL)
             total = gl.full([FEW, WIDTH], 0.0, gl.float32, layout)
             for step in range(begin * NT, end * NT):
-                m0, m1, m2, c0 = slot_of(step // NT, outer, (RED + CB - 1) // CB, CB)
+                m0, m1, m2, depth = slot_of(step // NT, outer, (RED + CB - 1) // CB)
+                c0 = depth * CB
                 t = step % NT
                 i0, tap0 = source_of(j0, axis0, t if AXIS == 0 else m0, K[0], T[0], D[0], G[0], INPUT)
                 i1, tap1 = source_of(j1, axis1, t if AXIS == 1 else m1, K[1], T[1], D[1], G[1], INPUT)
@@ -146,6 +155,7 @@ def masked_tile(pointers, is_part, parts_at, work, extents, source_extents, sour
                 for c in range(c0, gl.minimum(c0 + CB, RED), DEPTH):
                     a = gl.load(source + row[:, None] + (group * RED + c + channel_left)[None, :],
                                 mask=there[:, None] & (c + channel_left < RED)[None, :], other=0.0)
+                    a = a.to(weight.dtype.element_ty)
                     at = c + channel_right
                     if INPUT:
                         place_b = (group * RED + at).to(gl.int64)[:, None] * w_o + (columns * w_i)[None, :]
@@ -179,13 +189,13 @@ def halves(value, layout: gl.constexpr):
 
 
 @gluon.jit
-def chunks_of(value, CHUNK: gl.constexpr, WARPS: gl.constexpr):
+def chunks_of(value, CHUNK: gl.constexpr):
     """The columns of a tile of sums, CHUNK at a time."""
     if value.shape[1] > CHUNK:
         HALF: gl.constexpr = value.shape[1] // 2
-        layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, HALF, 16])
+        layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
         left, right = halves(value, layout)
-        return chunks_of(left, CHUNK, WARPS) + chunks_of(right, CHUNK, WARPS)
+        return chunks_of(left, CHUNK) + chunks_of(right, CHUNK)
     else:
         return (value,)
 
@@ -193,14 +203,19 @@ def chunks_of(value, CHUNK: gl.constexpr, WARPS: gl.constexpr):
 @gluon.jit
 def store_tile(acc, out_slots, result_box, result, place, extents, result_steps, SHAPE: gl.constexpr,
                STRIDE: gl.constexpr, ROWS: gl.constexpr, INPUT: gl.constexpr, PATCH: gl.constexpr, COL: gl.constexpr,
-               BM: gl.constexpr, OS: gl.constexpr, CHUNK: gl.constexpr, BY_BOX: gl.constexpr, WARPS: gl.constexpr):
-    """The sums of a tile through shared memory to the result, by copies of boxes or row by row."""
+               HALF: gl.constexpr, BESIDE: gl.constexpr, OS: gl.constexpr, CHUNK: gl.constexpr,
+               BY_BOX: gl.constexpr):
+    """The sums of a tile's half through shared memory to the result, by copies of boxes or row by row.
+
+    BESIDE: how far the second half's box lies from the first one's.
+    """
     column, start, group, axis0, axis1, axis2 = place
+    HM: gl.constexpr = acc.shape[0]
     PER: gl.constexpr = 128 // result.dtype.element_ty.primitive_bitwidth  # elements a thread stores at once
-    flat: gl.constexpr = gl.BlockedLayout([1, PER], [32 * PER // CHUNK, CHUNK // PER], [WARPS, 1], [1, 0])
-    chunks = chunks_of(acc.to(result.dtype.element_ty), CHUNK, WARPS)
+    flat: gl.constexpr = gl.BlockedLayout([1, PER], [32 * PER // CHUNK, CHUNK // PER], [4, 1], [1, 0])
+    chunks = chunks_of(acc.to(result.dtype.element_ty), CHUNK)
     for i in gl.static_range(len(chunks)):
-        out = out_slots.index(i % OS)
+        out = out_slots.index(HALF * OS + i % OS)
         if BY_BOX:
             tma.store_wait(pendings=OS - 1)  # the box stored from this slot before
         gl.thread_barrier()
@@ -208,13 +223,20 @@ def store_tile(acc, out_slots, result_box, result, place, extents, result_steps,
         if BY_BOX:
             fence_async_shared()
             gl.thread_barrier()
+            i0 = start[1] + HALF * BESIDE[1]
+            i1 = start[2] + HALF * BESIDE[2]
+            i2 = start[3] + HALF * BESIDE[3]
+            if INPUT:
+                i0 = i0 * STRIDE[0] + axis0[0]
+                i1 = i1 * STRIDE[1] + axis1[0]
+                i2 = i2 * STRIDE[2] + axis2[0]
             tma.async_copy_shared_to_global(
-                result_box, [start[0], start[1], start[2], start[3], group * COL + column + i * CHUNK],
+                result_box, [start[0] + HALF * BESIDE[0], i0, i1, i2, group * COL + column + i * CHUNK],
                 out._reinterpret(out.dtype, [1, 1, 1, 8, CHUNK], result_box.layout))
         else:
             gl.thread_barrier()
-            where, there = result_rows(start, 0, (axis0[0], axis1[0], axis2[0]), extents, result_steps, SHAPE[0], ROWS,
-                                       STRIDE, INPUT, BM, gl.SliceLayout(1, flat))
+            where, there = result_rows(start, HALF * HM, (axis0[0], axis1[0], axis2[0]), extents, result_steps,
+                                       SHAPE[0], ROWS, STRIDE, INPUT, HM, gl.SliceLayout(1, flat))
             beside, column_there = result_columns(column + i * CHUNK, group, result_steps, STRIDE, COL, PATCH, CHUNK,
                                                   gl.SliceLayout(0, flat))
             gl.store(result + where[:, None] + beside[None, :], out.load(flat),
@@ -222,27 +244,33 @@ def store_tile(acc, out_slots, result_box, result, place, extents, result_steps,
 
 
 @gluon.jit
-def sum_tiles(source_slots, weight_slots, out_slots, barriers, result_box, pointers, items, whole, counts, extents,
-              source_extents, source_steps, weight_steps, result_steps, GEOMETRY: gl.constexpr, SHAPE: gl.constexpr,
-              STRIDE: gl.constexpr, ROWS: gl.constexpr, PATCH: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr,
-              RED: gl.constexpr, COL: gl.constexpr, PARTS: gl.constexpr, UNITS: gl.constexpr,
-              LINE_UNITS: gl.constexpr, BM: gl.constexpr, CB: gl.constexpr, SS: gl.constexpr, WS: gl.constexpr,
-              OS: gl.constexpr, CHUNK: gl.constexpr, BY_BOX: gl.constexpr, WARPS: gl.constexpr):
-    """The multiplying warps: the sums of tile after tile, and their way to the result."""
+def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slots, out_slots, barriers, result_box,
+              pointers, items, whole, counts, extents, source_extents, source_steps, weight_steps, result_steps,
+              GEOMETRY: gl.constexpr, SHAPE: gl.constexpr, STRIDE: gl.constexpr, ROWS: gl.constexpr,
+              PATCH: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr,
+              PARTS: gl.constexpr, UNITS: gl.constexpr, LINE_UNITS: gl.constexpr, BESIDE: gl.constexpr,
+              BM: gl.constexpr, CB: gl.constexpr, SS: gl.constexpr, WS: gl.constexpr, OS: gl.constexpr,
+              CHUNK: gl.constexpr, BY_BOX: gl.constexpr):
+    """Four multiplying warps: the sums of their rows of tile after tile, and their way to the result."""
     source_full, source_empty, weight_full, weight_empty = barriers
     INPUT: gl.constexpr = GEOMETRY[5]
     BN: gl.constexpr = SHAPE[1]
+    HM: gl.constexpr = BM // HALVES
     DEPTH_STEPS: gl.constexpr = (RED + CB - 1) // CB
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BN, 16])
-    rows_layout: gl.constexpr = gl.NVMMASharedLayout(source_slots.layout.swizzle_byte_width, 16, rank=2)
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
+    operand: gl.constexpr = weight_slots.dtype
+    DECODE: gl.constexpr = source_slots.dtype != operand  # 8-bit numbers become 16-bit ones on their way to a product
+    rows_layout: gl.constexpr = gl.NVMMASharedLayout(source_slots.layout.swizzle_byte_width,
+                                                     source_slots.dtype.primitive_bitwidth, rank=2)
     source_slot = items * 0
     source_round = items * 0
     weight_slot = items * 0
     weight_round = items * 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        work = work_of(item, whole, counts, GEOMETRY, SHAPE, AXIS, DEPTH_STEPS, PARTS)
+        work = work_of(item, whole, counts, source_extents, GEOMETRY, SHAPE, AXIS, DEPTH_STEPS,
+                                           PARTS)
         place, _outer, begin, end = work
-        acc = gl.full([BM, BN], 0.0, gl.float32, layout)
+        acc = gl.full([HM, BN], 0.0, gl.float32, layout)
         # NOTE: two names of one value would not both be carried through the loop
         source_before = source_slot + 0
         weight_before = weight_slot + 0
@@ -250,12 +278,17 @@ def sum_tiles(source_slots, weight_slots, out_slots, barriers, result_box, point
             mbarrier.wait(source_full.index(source_slot), source_round)
             for t in gl.static_range(NT):
                 mbarrier.wait(weight_full.index(weight_slot), weight_round)
-                line = (NT - 1 - t if INPUT else t) * LINE_UNITS
-                a = source_slots.index(source_slot * UNITS + line)._reinterpret(source_slots.dtype, [BM, CB],
+                unit = (NT - 1 - t if INPUT else t) * LINE_UNITS + HALF * (HM // 8)
+                a = source_slots.index(source_slot * UNITS + unit)._reinterpret(source_slots.dtype, [HM, CB],
                                                                                  rows_layout)
                 b = weight_slots.index(weight_slot) if INPUT else weight_slots.index(weight_slot).permute([1, 0])
-                acc = warpgroup_mma(a, b, acc, is_async=True)
-                acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
+                if DECODE:  # from registers, which must not change before the products are finished
+                    left = a.load(gl.DotOperandLayout(0, layout, 2)).to(operand)
+                    acc = warpgroup_mma(left, b, acc, is_async=True)
+                    acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+                else:
+                    acc = warpgroup_mma(a, b, acc, is_async=True)
+                    acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
                 # the products before these are finished: their slots are free
                 mbarrier.arrive(weight_empty.index(weight_before), pred=(step > begin) | (t > 0))
                 if t == 0:
@@ -272,16 +305,17 @@ def sum_tiles(source_slots, weight_slots, out_slots, barriers, result_box, point
         parts_at = (item - whole) * (BM * BN)
         if any_nan(acc):
             masked_tile(pointers, item >= whole, parts_at, work, extents, source_extents, source_steps, weight_steps,
-                        result_steps, GEOMETRY, SHAPE, STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, PARTS, BM, CB, WARPS)
+                        result_steps, GEOMETRY, SHAPE, STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, PARTS, HALF * HM,
+                        HALF * HM + HM, CB)
         elif PARTS == 1:
             store_tile(acc, out_slots, result_box, pointers[2], place, extents, result_steps, SHAPE, STRIDE, ROWS,
-                       INPUT, PATCH, COL, BM, OS, CHUNK, BY_BOX, WARPS)
+                       INPUT, PATCH, COL, HALF, BESIDE, OS, CHUNK, BY_BOX)
         else:
             if item < whole:
                 store_tile(acc, out_slots, result_box, pointers[2], place, extents, result_steps, SHAPE, STRIDE, ROWS,
-                           INPUT, PATCH, COL, BM, OS, CHUNK, BY_BOX, WARPS)
+                           INPUT, PATCH, COL, HALF, BESIDE, OS, CHUNK, BY_BOX)
             else:
-                at_row = parts_at + gl.arange(0, BM, layout=gl.SliceLayout(1, layout)) * BN
+                at_row = parts_at + (HALF * HM + gl.arange(0, HM, layout=gl.SliceLayout(1, layout))) * BN
                 at_column = gl.arange(0, BN, layout=gl.SliceLayout(0, layout))
                 gl.store(pointers[3] + at_row[:, None] + at_column[None, :], acc)
     if BY_BOX:
@@ -299,59 +333,83 @@ def box_lines_kernel(
         D0: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
         G0: gl.constexpr, G1: gl.constexpr, G2: gl.constexpr,
-        RED: gl.constexpr, COL: gl.constexpr, GROUPS: gl.constexpr, INPUT: gl.constexpr, PATCH: gl.constexpr,
-        PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr,
+        RED: gl.constexpr, COL: gl.constexpr, WEIGHT_COL: gl.constexpr, GROUPS: gl.constexpr, INPUT: gl.constexpr,
+        PATCH: gl.constexpr, PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr,
         AXIS: gl.constexpr, NT: gl.constexpr, PARTS: gl.constexpr, UNITS: gl.constexpr, LINE_UNITS: gl.constexpr,
-        SOURCE_BYTES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, CB: gl.constexpr,
-        SS: gl.constexpr, WS: gl.constexpr, OS: gl.constexpr, CHUNK: gl.constexpr, BY_BOX: gl.constexpr,
-        WARPS: gl.constexpr):
+        SOURCE_BYTES: gl.constexpr, HN: gl.constexpr, H0: gl.constexpr, H1: gl.constexpr, H2: gl.constexpr,
+        BM: gl.constexpr, BN: gl.constexpr, CB: gl.constexpr, SS: gl.constexpr, WS: gl.constexpr, OS: gl.constexpr,
+        CHUNK: gl.constexpr, BY_BOX: gl.constexpr, HALVES: gl.constexpr):
     """UNITS of 8 rows make a slot of the source, LINE_UNITS the distance of two taps that share a box.
 
     PATCH: windows lie side by side. Columns are all (tap, channel) pairs, and there is one slot, whatever the stride.
     Tiles from `whole` on are summed in PARTS parts, which go to `parts` and are added by `add_parts_kernel`.
     """
     ROWS: gl.constexpr = PN * B0 * B1 * B2
+    BESIDE: gl.constexpr = (HN, H0, H1, H2)
+    STRIDE: gl.constexpr = (T0, T1, T2)
     dtype: gl.constexpr = source.dtype.element_ty
     out_type: gl.constexpr = result.dtype.element_ty
     ONE: gl.constexpr = (1, 1, 1)
     GEOMETRY: gl.constexpr = (ONE, ONE, ONE, (0, 0, 0), ONE, INPUT) if PATCH else (
         (K0, K1, K2), (T0, T1, T2), (D0, D1, D2), (P0, P1, P2), (G0, G1, G2), INPUT)
     SHAPE: gl.constexpr = ((PN, B0, B1, B2), BN, ((COL * K0 * K1 * K2 if PATCH else COL) + BN - 1) // BN, GROUPS)
-    source_layout: gl.constexpr = gl.NVMMASharedLayout(source_box.layout.swizzle_byte_width, 16, rank=2)
+    source_layout: gl.constexpr = gl.NVMMASharedLayout(source_box.layout.swizzle_byte_width, dtype.primitive_bitwidth,
+                                                       rank=2)
     out_layout: gl.constexpr = gl.NVMMASharedLayout(CHUNK * out_type.primitive_bitwidth // 8,
                                                     out_type.primitive_bitwidth, rank=2)
     source_slots = gl.allocate_shared_memory(dtype, [SS * UNITS, 8, CB], source_layout)
     if INPUT:
-        weight_slots = gl.allocate_shared_memory(dtype, [WS, CB, BN], weight_box.layout)
+        weight_slots = gl.allocate_shared_memory(weight.dtype.element_ty, [WS, CB, BN], weight_box.layout)
     else:
-        weight_slots = gl.allocate_shared_memory(dtype, [WS, BN, CB], weight_box.layout)
-    out_slots = gl.allocate_shared_memory(out_type, [OS, BM, CHUNK], out_layout)
+        weight_slots = gl.allocate_shared_memory(weight.dtype.element_ty, [WS, BN, CB], weight_box.layout)
+    out_slots = gl.allocate_shared_memory(out_type, [HALVES * OS, BM // HALVES, CHUNK], out_layout)
     source_full = gl.allocate_shared_memory(gl.int64, [SS, 1], mbarrier.MBarrierLayout())
     source_empty = gl.allocate_shared_memory(gl.int64, [SS, 1], mbarrier.MBarrierLayout())
     weight_full = gl.allocate_shared_memory(gl.int64, [WS, 1], mbarrier.MBarrierLayout())
     weight_empty = gl.allocate_shared_memory(gl.int64, [WS, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(SS):
         mbarrier.init(source_full.index(i), count=1)
-        mbarrier.init(source_empty.index(i), count=1)
+        mbarrier.init(source_empty.index(i), count=HALVES)
     for i in gl.static_range(WS):
         mbarrier.init(weight_full.index(i), count=1)
-        mbarrier.init(weight_empty.index(i), count=1)
+        mbarrier.init(weight_empty.index(i), count=HALVES)
     if ROWS < BM:  # rows that no copy writes
-        fill: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // CB, CB // 8], [1, WARPS], [1, 0])
+        fill: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // CB, CB // 8], [1, 4], [1, 0])
         for i in range(0, SS * UNITS):
             source_slots.index(i).store(gl.full([8, CB], 0.0, dtype, fill))
         fence_async_shared()
         gl.thread_barrier()
     counts = (boxes_n, boxes_0, boxes_1, boxes_2)
     barriers = (source_full, source_empty, weight_full, weight_empty)
-    gl.warp_specialize(
-        [(sum_tiles, (source_slots, weight_slots, out_slots, barriers, result_box, (source, weight, result, parts),
-                      items, whole, counts, (N, R0, R1, R2), (S0, S1, S2), (s_n, s_0, s_1, s_2),
-                      (w_o, w_i, w_0, w_1, w_2), (rn * RALIGN, r0 * RALIGN, r1 * RALIGN, r2 * RALIGN), GEOMETRY,
-                      SHAPE, (T0, T1, T2), ROWS, PATCH, AXIS, NT, RED, COL, PARTS, UNITS, LINE_UNITS, BM, CB, SS, WS,
-                      OS, CHUNK, BY_BOX, WARPS)),
-         (copy_source, (source_box, source_slots, source_full, source_empty, items, whole, counts, GEOMETRY, SHAPE,
-                        AXIS, NT, RED, CB, PARTS, UNITS, SS, SOURCE_BYTES)),
-         (copy_weight, (weight_box, weight_slots, weight_full, weight_empty, items, whole, counts, GEOMETRY, SHAPE,
-                        AXIS, NT, RED, COL, CB, PARTS, WS, CB * BN * 2))],
-        [1, 1], [24, 24])
+    tensors = (source, weight, result, parts)
+    extents = (N, R0, R1, R2)
+    source_extents = (S0, S1, S2)
+    source_steps = (s_n, s_0, s_1, s_2)
+    weight_steps = (w_o, w_i, w_0, w_1, w_2)
+    result_steps = (rn * RALIGN, r0 * RALIGN, r1 * RALIGN, r2 * RALIGN)
+    if HALVES == 2:
+        gl.warp_specialize(
+            [(sum_tiles, (0, 2, source_slots, weight_slots, out_slots, barriers, result_box, tensors, items, whole,
+                          counts, extents, source_extents, source_steps, weight_steps, result_steps, GEOMETRY, SHAPE,
+                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB, SS, WS,
+                          OS, CHUNK, BY_BOX)),
+             (sum_tiles, (1, 2, source_slots, weight_slots, out_slots, barriers, result_box, tensors, items, whole,
+                          counts, extents, source_extents, source_steps, weight_steps, result_steps, GEOMETRY, SHAPE,
+                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB, SS, WS,
+                          OS, CHUNK, BY_BOX)),
+             (copy_source, (source_box, source_slots, source_full, source_empty, items, whole, counts, source_extents,
+                            GEOMETRY, SHAPE, AXIS, NT, RED, CB, PARTS, UNITS, SS, SOURCE_BYTES)),
+             (copy_weight, (weight_box, weight_slots, weight_full, weight_empty, items, whole, counts, source_extents,
+                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_COL, CB, PARTS, WS, CB * BN * 2))],
+            [4, 1, 1], [240, 24, 24])
+    else:
+        gl.warp_specialize(
+            [(sum_tiles, (0, 1, source_slots, weight_slots, out_slots, barriers, result_box, tensors, items, whole,
+                          counts, extents, source_extents, source_steps, weight_steps, result_steps, GEOMETRY, SHAPE,
+                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB, SS, WS,
+                          OS, CHUNK, BY_BOX)),
+             (copy_source, (source_box, source_slots, source_full, source_empty, items, whole, counts, source_extents,
+                            GEOMETRY, SHAPE, AXIS, NT, RED, CB, PARTS, UNITS, SS, SOURCE_BYTES)),
+             (copy_weight, (weight_box, weight_slots, weight_full, weight_empty, items, whole, counts, source_extents,
+                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_COL, CB, PARTS, WS, CB * BN * 2))],
+            [1, 1], [24, 24])

@@ -7,6 +7,8 @@ The items of work of `box_lines.py` are counted through; these functions say wha
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from .line_places import wrapped
+
 
 @gluon.jit
 def phase_of(order, K: gl.constexpr, T: gl.constexpr, D: gl.constexpr, P: gl.constexpr, G: gl.constexpr,
@@ -55,20 +57,49 @@ def place_of(tile, counts, GEOMETRY: gl.constexpr, SHAPE: gl.constexpr):
 
 
 @gluon.jit
-def work_of(item, whole, counts, GEOMETRY: gl.constexpr, SHAPE: gl.constexpr, AXIS: gl.constexpr,
+def inside(axis, start, extent, B: gl.constexpr, T: gl.constexpr, D: gl.constexpr, G: gl.constexpr,
+           INPUT: gl.constexpr):
+    """A phase of an axis without the slots in which a box of B positions reads nothing but padding."""
+    phase, first, slots, shift = axis
+    if INPUT:  # slot m reads from start + shift - m*FAR on
+        FAR: gl.constexpr = D // G
+        lowest = start + shift
+        skipped = gl.where(lowest >= extent, (lowest - extent) // FAR + 1, 0)
+        end = gl.where(lowest + B > 0, gl.minimum(slots, (lowest + B - 1) // FAR + 1), 0)
+        return phase, first + skipped * (T // G), gl.maximum(end - skipped, 0), shift - skipped * FAR
+    else:
+        lowest = start * T + shift
+        highest = lowest + (B - 1) * T
+        skipped = gl.where(highest < 0, (-highest + D - 1) // D, 0)
+        end = gl.where(lowest < extent, gl.minimum(slots, (extent - 1 - lowest) // D + 1), 0)
+        return phase, first + skipped, gl.maximum(end - skipped, 0), shift + skipped * D
+
+
+@gluon.jit
+def work_of(item, whole, counts, source_extents, GEOMETRY: gl.constexpr, SHAPE: gl.constexpr, AXIS: gl.constexpr,
             DEPTH_STEPS: gl.constexpr, PARTS: gl.constexpr):
     """The tile of an item of work, the outer slots per axis, and the steps to sum.
 
     The first `whole` tiles are one item each, the others PARTS items. A step is one slot and CB channels; on the axis
     whose taps share a box there is one slot.
     """
+    K, T, D, P, G, INPUT = GEOMETRY
+    BOX: gl.constexpr = SHAPE[0]
     if PARTS == 1:
         place = place_of(item, counts, GEOMETRY, SHAPE)
     else:
         place = place_of(gl.where(item < whole, item, whole + (item - whole) // PARTS), counts, GEOMETRY, SHAPE)
-    outer0 = 1 if AXIS == 0 else place[3][2]
-    outer1 = 1 if AXIS == 1 else place[4][2]
-    outer2 = 1 if AXIS == 2 else place[5][2]
+    column, start, group, axis0, axis1, axis2 = place
+    if AXIS != 0 and K[0] + P[0] > 1:
+        axis0 = inside(axis0, start[1], source_extents[0], BOX[1], T[0], D[0], G[0], INPUT)
+    if AXIS != 1 and K[1] + P[1] > 1:
+        axis1 = inside(axis1, start[2], source_extents[1], BOX[2], T[1], D[1], G[1], INPUT)
+    if AXIS != 2 and K[2] + P[2] > 1:
+        axis2 = inside(axis2, start[3], source_extents[2], BOX[3], T[2], D[2], G[2], INPUT)
+    place = (column, start, group, axis0, axis1, axis2)
+    outer0 = 1 if AXIS == 0 else axis0[2]
+    outer1 = 1 if AXIS == 1 else axis1[2]
+    outer2 = 1 if AXIS == 2 else axis2[2]
     steps = outer0 * outer1 * outer2 * DEPTH_STEPS
     if PARTS == 1:
         begin = steps * 0
@@ -81,11 +112,21 @@ def work_of(item, whole, counts, GEOMETRY: gl.constexpr, SHAPE: gl.constexpr, AX
 
 
 @gluon.jit
-def slot_of(step, outer, DEPTH_STEPS: gl.constexpr, CB: gl.constexpr):
-    """Slot on three axes and first channel of a step."""
+def slot_of(step, outer, DEPTH_STEPS: gl.constexpr):
+    """Slot on three axes of a step, and which channels."""
     outer1, outer2 = outer
     slot = step // DEPTH_STEPS
-    return slot // (outer2 * outer1), (slot // outer2) % outer1, slot % outer2, (step % DEPTH_STEPS) * CB
+    return slot // (outer2 * outer1), (slot // outer2) % outer1, slot % outer2, step % DEPTH_STEPS
+
+
+@gluon.jit
+def next_slot(m0, m1, m2, depth, outer, DEPTH_STEPS: gl.constexpr):
+    """The same of the step after, without divisions: they would take longer than a step."""
+    outer1, outer2 = outer
+    depth, carry = wrapped(depth, 1, DEPTH_STEPS)
+    m2, carry = wrapped(m2, carry, outer2)
+    m1, carry = wrapped(m1, carry, outer1)
+    return m0 + carry, m1, m2, depth
 
 
 @gluon.jit
@@ -95,7 +136,7 @@ def source_of(start, axis, slot, K: gl.constexpr, T: gl.constexpr, D: gl.constex
     if INPUT:
         return start + axis[3] - slot * (D // G), axis[1] + slot * (T // G)
     else:
-        return start * T + axis[3] + slot * D, slot
+        return start * T + axis[3] + slot * D, axis[1] + slot
 
 
 @gluon.jit

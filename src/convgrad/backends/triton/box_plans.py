@@ -149,7 +149,7 @@ def box_gather(problem: Problem, geo: Geometry, tile: BoxTile) -> Step:
                      "CHANNELS": red * geo.groups, "INPUT": is_input, "PATCH": patch,
                      "WIDE": needs_wide(source, weight, result), "PRODUCTS": 1, "ROWS": 0, "PN": pn, "B0": b0, "B1": b1,
                      "B2": b2, "BN": tile.BN, "CB": tile.CB}
-        scalars = (geo.batch, *from_extents, *to_extents, geo.batch, *boxes, *strides_of(source),
+        scalars = (geo.batch, *from_extents, *to_extents, geo.batch, 0, 0, 0, *boxes, *strides_of(source),
                    *strides_of(weight), rn, rc, *r)
         return Launch((tiles,), scalars, constants, tile.warps, tile.stages, leading)
 

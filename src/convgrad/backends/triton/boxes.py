@@ -16,7 +16,7 @@ from .gather import FEW, exact_rows, phase_of_axis, result_rows
 @triton.jit
 def box_gather_kernel(
         source_box, weight_box, source, weight, result,
-        N, S0, S1, S2, R0, R1, R2, padded, boxes_n, boxes_0, boxes_1, boxes_2,
+        N, S0, S1, S2, R0, R1, R2, padded, lift0, lift1, lift2, boxes_n, boxes_0, boxes_1, boxes_2,
         s_n, s_c, s_0, s_1, s_2, w_o, w_i, w_0, w_1, w_2, rn, rc, r0, r1, r2,
         RALIGN: tl.constexpr,
         K0: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr,
@@ -33,8 +33,8 @@ def box_gather_kernel(
     For the output at a stride, the box has extent 1 on strided axes but the last, and source_box shows the last axis
     with `stride` neighbours folded into its channels.
     PATCH: windows that do not overlap; columns are all (tap, channel) pairs, and every position is read once.
-    PRODUCTS: of operands in several parts (see part_plans.py), stored one part after the other, `padded` images and
-    ROWS rows of the weight each.
+    PRODUCTS: of operands in several parts (see part_gather.py), stored one part after the other, `padded` images and
+    ROWS rows of the weight each; the parts begin at position (lift0, lift1, lift2) of the source.
     """
     r_n, r_c, r_0, r_1, r_2 = rn * RALIGN, rc, r0 * RALIGN, r1 * RALIGN, r2 * RALIGN
     BM: tl.constexpr = PN * B0 * B1 * B2
@@ -142,7 +142,7 @@ def box_gather_kernel(
                 weight_column = weight + wide(group * COL + channel, WIDE) * w_o
             exact_rows(source + wide(group * RED, WIDE) * s_c, weight_column, result + result_column, source, few_n,
                        few_0, few_1, few_2, channel * 0, column_there, ph0, ph1, ph2, first0, first1, first2, slots0,
-                       slots1, slots2, shift0, shift1, shift2, N, S0, S1, S2, R0, R1, R2, s_n, s_c, s_0, s_1, s_2,
-                       w_o if INPUT else w_i, w_0, w_1, w_2, r_n, r_0, r_1, r_2, K0, K1, K2, T0, T1, T2, D0, D1,
-                       D2, P0, P1, P2, G0, G1, G2, 0, 0, 0, MOVE0, MOVE1, MOVE2, RED, INPUT, PATCH, WIDE, "",
-                       tl.float32, FEW, BN)
+                       slots1, slots2, shift0 + lift0, shift1 + lift1, shift2 + lift2, N, S0, S1, S2, R0, R1, R2, s_n,
+                       s_c, s_0, s_1, s_2, w_o if INPUT else w_i, w_0, w_1, w_2, r_n, r_0, r_1, r_2, K0, K1, K2, T0,
+                       T1, T2, D0, D1, D2, P0, P1, P2, G0, G1, G2, 0, 0, 0, MOVE0, MOVE1, MOVE2, RED, INPUT,
+                       PATCH, WIDE, "", tl.float32, FEW, BN)

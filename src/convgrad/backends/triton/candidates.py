@@ -8,7 +8,16 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ...problem import Problem
-from . import box_line_plans, box_plans, cell_plans, depthwise_plans, line_plans, wide_plans, window_plans
+from . import (
+    box_line_plans,
+    box_plans,
+    cell_plans,
+    depthwise_plans,
+    line_plans,
+    slide_plans,
+    wide_plans,
+    window_plans,
+)
 from .flat import flattened
 from .geometry import Geometry, geometry
 from .launch import power_of_two
@@ -81,9 +90,12 @@ def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     for window in window_plans.worth_measuring(problem, geo) if window_plans.CHOSEN else []:
         yield choice_of("windows", window)
     yield from wide_plans.worth_measuring(problem, geo)
-    for tile in line_plans.worth_measuring(problem, geo):
+    lines = line_plans.worth_measuring(problem, geo)
+    for tile in lines:
         yield choice_of("lines", tile)
     yield choice_of("weight", plain)
+    if lines and min(geo.group_in, geo.group_out) >= 64:
+        return  # lines were never slower there
     for times, pixels, stages, warps in ((1, 64, 2, 8), (1, 64, 1, 4), (2, 32, 2, 8), (2, 64, 2, 8), (1, 64, 3, 4),
                                          (2, 32, 1, 4), (4, 32, 2, 8), (1, 32, 2, 8)):
         columns = plain.TS * times
@@ -97,6 +109,14 @@ def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
 
 
 def depthwise(problem: Problem, geo: Geometry) -> Iterator[Choice]:
+    strips = [choice_of(kernel, strip) for kernel, strip in slide_plans.worth_measuring(problem, geo)]
+    if strips and len(problem.results) > 1 and problem.wrt != "weight+bias":
+        yield {"kernel": "separate"}
+    yield from strips
+    yield from plain_depthwise(problem, geo)
+
+
+def plain_depthwise(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     geo, _ = depthwise_plans.in_turn(geo)
     last = geo.kernel[2]
     contiguous = depthwise_plans.channels_last(problem)

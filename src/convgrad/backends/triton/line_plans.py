@@ -180,7 +180,7 @@ def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choi
     seen = folded(geo, fold)
     if not lines_fit(problem, seen):
         return None
-    tile = LineTile(**fields_of(choice)) if choice is not None else None
+    tile = settled(seen, LineTile(**fields_of(choice))) if choice is not None else None
     if tile is None or tile.splits > most_splits(geo, max_workspace):
         tile = choose_lines(seen, max_workspace, fold)
     if tile is None or (fold and tile.splits == 1):
@@ -248,7 +248,13 @@ def view_count(geo: Geometry, tile: LineTile) -> int:
 def choose_lines(geo: Geometry, max_workspace: int | None, fold: int = 0) -> LineTile | None:
     """The tile and the number of runs with the lowest estimated time; folded axes need partial sums."""
     found = (tile for tile in all_lines(geo, max_workspace) if not fold or tile.splits > 1)
-    return min(found, key=lambda tile: tile.seconds, default=None)
+    best = min(found, key=lambda tile: tile.seconds, default=None)
+    return None if best is None else settled(geo, best)
+
+
+def settled(geo: Geometry, tile: LineTile) -> LineTile:
+    """The tile with the number of parts that its schedule has."""
+    return replace(tile, splits=most_parts(schedule_of(geo, tile))) if tile.programs else tile
 
 
 def worth_measuring(problem: Problem, geo: Geometry, count: int = 6) -> list[LineTile]:
@@ -264,7 +270,7 @@ def worth_measuring(problem: Problem, geo: Geometry, count: int = 6) -> list[Lin
         if kind not in kinds and not (fold and tile.splits == 1):
             kinds.add(kind)
             found.append(tile)
-    return found[:count]
+    return [tile for tile in (settled(seen, tile) for tile in found[:count]) if not (fold and tile.splits == 1)]
 
 
 def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
@@ -309,7 +315,7 @@ def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
             ways.append((splits, 0, waves * (run + 4)))
         if total >= 8 * slots and operand_bytes <= CACHED_BYTES and tiles > 1:
             run, segments = shares(tiles, total, slots)
-            parts = most_parts(dealt_out(lines_of_tiles(by_taps, channel_tiles, geo.groups), slots))
+            parts = (max(by_taps) - 2) // run + 2  # at most; see `settled`
             ways += [(parts, slots, run + 4 * segments)] if parts <= most else []
         for parts, programs, in_turn in ways:
             seconds = LAUNCH_SECONDS + max(in_turn * line_seconds, least)

@@ -1,23 +1,22 @@
-"""Plans for float32 on bfloat16 tensor cores: operands split into parts (parts.py), then the 16-bit kernels.
+"""Weight gradients of float32 on bfloat16 tensor cores: operands split into parts (parts.py), then lines of them.
 
-Parts need memory as large as the operands, so a batch is split and multiplied in chunks that fit the workspace.
+Parts need memory as large as the operands, so the batch is split and multiplied in chunks that fit the workspace: some
+images, or where not even one fits, some rows of one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ...numbers import sum_error_factor
-from ...problem import SPATIAL_LETTERS, Problem
-from .box_plans import BoxTile, choose_box_gather, descriptor, gather_fits, is_patch, weight_descriptor
-from .boxes import box_gather_kernel
-from .geometry import Geometry, needs_wide, strides_of
-from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
+from ...problem import Problem
+from .geometry import Geometry, needs_wide, strides_of, three
+from .launch import INTERPRETED, Launch, Step, power_of_two
 from .line_plans import LAUNCH_SECONDS, MEMORY_BYTES, LineTile, choose_lines, line_weight
 from .numbers_on_device import rounding, scratch
 from .parts import split_kernel
@@ -29,8 +28,7 @@ PART_BYTES = 2
 FEW_PRODUCTS, ALL_PRODUCTS = 3, 6
 LEFT_OUT = 192
 OTHER_ERRORS = 40  # units left for the sums themselves
-BOX_FLOPS = 400e12  # of boxes.py, a second
-POINTER_FLOPS = 25e12  # of weight.py with float32, a second (measured on an H200)
+POINTER_FLOPS = 25e12  # of gather.py and weight.py with float32, a second (measured on an H200)
 
 
 def parts_fit(problem: Problem, geo: Geometry) -> bool:
@@ -46,33 +44,54 @@ def products_needed(problem: Problem) -> int:
     return FEW_PRODUCTS if allowed >= LEFT_OUT + OTHER_ERRORS else ALL_PRODUCTS
 
 
-def geo_flops(geo: Geometry) -> float:
-    return 2.0 * geo.groups * geo.group_out * geo.group_in * geo.taps * geo.pixels
-
-
 def parts_of(products: int) -> int:
     return 2 if products == FEW_PRODUCTS else 3
 
 
-def split_step(part_count: int, padded: int) -> Step:
-    """Split float32 images into parts: step(source, parts), parts as (image, three axes, channel) of all parts."""
+def flops_of(geo: Geometry) -> float:
+    return 2.0 * geo.groups * geo.group_out * geo.group_in * geo.taps * geo.pixels
+
+
+def workspace_limit(geo: Geometry, max_workspace: int | None) -> int:
+    """max(64 MiB, twice the weight gradient in float32), or what the caller allows."""
+    limit = max(WORKSPACE_FLOOR, 8 * geo.groups * geo.group_out * geo.group_in * geo.taps)
+    return limit if max_workspace is None else min(limit, max_workspace)
+
+
+def outer_axis(extents: tuple[int, int, int]) -> int:
+    """The axis that is cut into rows: the first of many rows, for chunks share the rows at their border."""
+    return max(range(3), key=lambda axis: (min(extents[axis], 64), -axis))
+
+
+def with_axis(extents: tuple[int, int, int], axis: int, value: int) -> tuple[int, int, int]:
+    """Extents with that of one axis replaced."""
+    return (*extents[:axis], value, *extents[axis + 1:])  # type: ignore[return-value]
+
+
+def split_step(part_count: int, padded: int, block: tuple[int, int, int], axis: int = 0, first: int = 0) -> Step:
+    """Split a block of float32 images into parts: step(source, parts); it begins at row `first` of an axis."""
     def launch(source: Any, parts: Any) -> Launch:
         channels = source.shape[1]
-        extents = (1,) * (5 - source.dim()) + tuple(source.shape[2:])
         sn, sc, *s = strides_of(source)
         bc = min(64, power_of_two(channels))
         bp = 4096 // bc
-        pixels = padded * math.prod(extents)
+        pixels = padded * math.prod(block)
         return Launch((-(-pixels // bp), -(-channels // bc)),
-                      (source.shape[0], padded, channels, *extents, sn, sc, *s, channels),
+                      (source.shape[0], padded, channels, *block, *with_axis((0, 0, 0), axis, first),
+                       *three(tuple(source.shape[2:]), 1), sn, sc, *s),
                       {"PARTS": part_count, "WIDE": needs_wide(source), "BP": bp, "BC": bc}, 4, 1)
 
     return Step(split_kernel, launch)
 
 
+def seen(parts: Any, block: tuple[int, int, int], channels: int) -> Any:
+    """Parts as a canonical view on three axes: their images one part after the other."""
+    return parts.view(-1, *block, channels).movedim(-1, 1)
+
+
 @dataclass(frozen=True)
 class PartPlan:
-    """The weight gradient of float32 operands in chunks of images."""
+    """The weight gradient of float32 operands in chunks of images, or of rows of an image."""
 
     problem: Problem
     geo: Geometry
@@ -80,21 +99,33 @@ class PartPlan:
     products: int
     images: int  # of a chunk
     padded: int  # to whole boxes
+    rows: int    # of dy on the outer axis, in a chunk; all of them where whole images fit
+
+    @property
+    def axis(self) -> int:
+        return outer_axis(self.geo.y)
+
+    @property
+    def whole(self) -> bool:
+        return self.rows == self.geo.y[self.axis]
 
     @property
     def chunks(self) -> int:
-        return -(-self.geo.batch // self.images)
+        return -(-self.geo.batch // self.images) * -(-self.geo.y[self.axis] // self.rows)
 
     @property
-    def seconds(self) -> float:
-        """Estimated: each chunk is split and multiplied; parts are written and read, operands read."""
-        moved = self.geo.batch / self.padded * PART_BYTES * sum(self.part_elements())
-        operands = moved * 4 / (PART_BYTES * parts_of(self.products))
-        return self.chunks * (2 * LAUNCH_SECONDS + self.tile.seconds) + (operands + moved) / MEMORY_BYTES
+    def chunk_geometry(self) -> Geometry:
+        """What the lines of a chunk see: rows of x that lie outside are zeros among the others, not padding."""
+        geo, axis = self.geo, self.axis
+        if self.whole:
+            return geo
+        reach = (self.rows - 1) * geo.stride[axis] + (geo.kernel[axis] - 1) * geo.dilation[axis] + 1
+        return replace(geo, y=with_axis(geo.y, axis, self.rows), x=with_axis(geo.x, axis, reach),
+                       pad=with_axis(geo.pad, axis, 0))
 
     def part_elements(self) -> tuple[int, int]:
         """Elements of the parts of dy and of x."""
-        geo, stored = self.geo, self.padded * parts_of(self.products)
+        geo, stored = self.chunk_geometry, self.padded * parts_of(self.products)
         return (stored * geo.groups * geo.group_out * math.prod(geo.y),
                 stored * geo.groups * geo.group_in * math.prod(geo.x))
 
@@ -107,180 +138,84 @@ class PartPlan:
     def workspace_bytes(self) -> int:
         return PART_BYTES * sum(self.part_elements()) + 4 * self.sum_elements() + 64
 
+    @property
+    def seconds(self) -> float:
+        """Estimated: each chunk is split and multiplied; parts are written and read, operands read."""
+        moved = self.chunks * PART_BYTES * sum(self.part_elements())
+        operands = moved * 4 / (PART_BYTES * parts_of(self.products))
+        return self.chunks * (2 * LAUNCH_SECONDS + self.tile.seconds) + (operands + moved) / MEMORY_BYTES
+
+    def places(self) -> Iterator[tuple[int, int]]:
+        """First image and first row of dy of each chunk."""
+        for image in range(0, self.geo.batch, self.images):
+            for row in range(0, self.geo.y[self.axis], self.rows):
+                yield image, row
+
     def runner(self, add_parts: Step) -> Callable[[Any, Any, Any, Any], None]:
         """run(dy, x, dw, workspace); `add_parts(partial, dw)` adds the partial sums."""
-        geo = replace(self.geo, batch=self.padded * self.products)
-        split = split_step(parts_of(self.products), self.padded)
-        steps = [line_weight(geo, self.tile, self.products, add) for add in (False, True)]
+        geo, axis, count = self.chunk_geometry, self.axis, parts_of(self.products)
+        y_steps, x_steps = {}, {}
+        for _, row in self.places():
+            y_steps[row] = split_step(count, self.padded, geo.y, axis, row)
+            first = 0 if self.whole else row * geo.stride[axis] - self.geo.pad[axis]
+            x_steps[row] = split_step(count, self.padded, geo.x, axis, first)
+        multiply = [line_weight(replace(geo, batch=self.padded * self.products), self.tile, self.products, add)
+                    for add in (False, True)]
         y_size, x_size = self.part_elements()
         y_floats, x_floats = -(-y_size // 8) * 4, -(-x_size // 8) * 4  # each starts at a multiple of 16 bytes
         shape = (self.tile.splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
 
         def run(dy: Any, x: Any, dw: Any, workspace: Any) -> None:
-            whole = scratch(self.problem, workspace, (y_floats + x_floats + self.sum_elements(),), dw)
-            y_parts = whole[:y_floats].view(torch.bfloat16)[:y_size]
-            x_parts = whole[y_floats:y_floats + x_floats].view(torch.bfloat16)[:x_size]
-            partial = whole[y_floats + x_floats:].view(shape) if self.tile.splits > 1 else dw
+            memory = scratch(self.problem, workspace, (y_floats + x_floats + self.sum_elements(),), dw)
+            y_parts = memory[:y_floats].view(torch.bfloat16)[:y_size]
+            x_parts = memory[y_floats:y_floats + x_floats].view(torch.bfloat16)[:x_size]
+            partial = memory[y_floats + x_floats:].view(shape) if self.tile.splits > 1 else dw
             target = partial.permute(0, 1, 5, 2, 3, 4) if self.tile.splits > 1 else dw
-            for chunk in range(self.chunks):
-                first = chunk * self.images
-                some_dy, some_x = dy[first:first + self.images], x[first:first + self.images]
-                split(some_dy, y_parts)
-                split(some_x, x_parts)
-                steps[chunk > 0](seen(y_parts, some_dy), seen(x_parts, some_x), target)
+            for number, (image, row) in enumerate(self.places()):
+                y_steps[row](dy[image:image + self.images], y_parts)
+                x_steps[row](x[image:image + self.images], x_parts)
+                multiply[number > 0](seen(y_parts, geo.y, dy.shape[1]), seen(x_parts, geo.x, x.shape[1]), target)
             if self.tile.splits > 1:
                 add_parts(partial, dw)
 
         return run
 
 
-def seen(parts: Any, like: Any) -> Any:
-    """Parts as a canonical view: their images one part after the other."""
-    channels, *extents = like.shape[1:]
-    return parts.view(-1, *extents, channels).movedim(-1, 1)
-
-
-@dataclass(frozen=True)
-class PartGather:
-    """The input gradient or the output of float32 operands in chunks of images."""
-
-    problem: Problem
-    geo: Geometry
-    tile: BoxTile
-    products: int
-    images: int
-    padded: int
-
-    @property
-    def chunks(self) -> int:
-        return -(-self.geo.batch // self.images)
-
-    def part_elements(self) -> tuple[int, int]:
-        """Elements of the parts of the source and of the weight."""
-        geo, parts = self.geo, parts_of(self.products)
-        one = geo.group_out * math.prod(geo.y) if self.problem.wrt == "input" else geo.group_in * math.prod(geo.x)
-        return parts * self.padded * geo.groups * one, parts * geo.groups * geo.group_out * geo.group_in * geo.taps
-
-    @property
-    def workspace_bytes(self) -> int:
-        return PART_BYTES * sum(self.part_elements()) + 64
-
-    @property
-    def seconds(self) -> float:
-        """Estimated: the products of parts, and parts written and read beside the operand."""
-        moved = self.geo.batch / self.padded * PART_BYTES * self.part_elements()[0]
-        operand = moved * 4 / (PART_BYTES * parts_of(self.products))
-        return (self.chunks * 2 * LAUNCH_SECONDS + (operand + moved) / MEMORY_BYTES
-                + self.products * geo_flops(self.geo) / BOX_FLOPS)
-
-    def runner(self) -> Callable[[Any, Any, Any, Any], None]:
-        """run(source, weight, result, workspace)."""
-        parts = parts_of(self.products)
-        rows = self.geo.groups * self.geo.group_out
-        split, split_weight = split_step(parts, self.padded), split_step(parts, rows)
-        step = box_parts(self.problem, replace(self.geo, batch=self.padded), self.tile, self.products)
-        s_size, w_size = self.part_elements()
-        s_floats, w_floats = -(-s_size // 8) * 4, -(-w_size // 8) * 4
-
-        def run(source: Any, weight: Any, result: Any, workspace: Any) -> None:
-            whole = scratch(self.problem, workspace, (s_floats + w_floats,), result)
-            s_parts = whole[:s_floats].view(torch.bfloat16)[:s_size]
-            w_parts = whole[s_floats:].view(torch.bfloat16)[:w_size]
-            split_weight(weight, w_parts)
-            for first in range(0, self.geo.batch, self.images):
-                some = source[first:first + self.images]
-                split(some, s_parts)
-                step(some, weight, result[first:first + self.images], seen(s_parts, some), seen(w_parts, weight))
-
-        return run
-
-
-def box_parts(problem: Problem, geo: Geometry, tile: BoxTile, products: int) -> Step:
-    """The launch over boxes of parts: step(source, weight, result, parts of source, parts of weight)."""
-    is_input = problem.wrt == "input"
-    red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
-    positions = geo.phase_positions if is_input else geo.y
-    boxes = tuple(-(-extent // size) for extent, size in zip((geo.batch, *positions), tile.box))
-    tiles = math.prod(boxes) * -(-col // tile.BN) * geo.groups * (geo.phases if is_input else 1)
-    weight_block = (tile.CB, tile.BN) if is_input else (tile.BN, tile.CB)
-
-    def leading(source: Any, weight: Any, result: Any, s_parts: Any, w_parts: Any) -> tuple[Any, ...]:
-        return (descriptor(s_parts, (*tile.box, tile.CB), 1 if is_input else geo.stride[2]),
-                weight_descriptor(w_parts, weight_block), source, weight, result)
-
-    def launch(source: Any, weight: Any, result: Any, s_parts: Any, w_parts: Any) -> Launch:
-        from_extents, to_extents = (geo.y, geo.x) if is_input else (geo.x, geo.y)
-        rn, rc, *r = strides_of(result)
-        ralign, (rn, *r) = aligned_strides((rn, *r))
-        pn, b0, b1, b2 = tile.box
-        constants = {"RALIGN": ralign, **geo.constants(), **geo.phase_constants("GV"), "RED": red, "COL": col,
-                     "CHANNELS": red * geo.groups, "INPUT": is_input, "PATCH": False,
-                     "WIDE": needs_wide(source, weight, result), "PRODUCTS": products,
-                     "ROWS": geo.groups * geo.group_out, "PN": pn, "B0": b0, "B1": b1, "B2": b2, "BN": tile.BN,
-                     "CB": tile.CB}
-        scalars = (source.shape[0], *from_extents, *to_extents, geo.batch, *boxes, *strides_of(source),
-                   *strides_of(weight), rn, rc, *r)
-        return Launch((tiles,), scalars, constants, tile.warps, tile.stages, leading)
-
-    return Step(box_gather_kernel, launch)
-
-
-def for_gather(problem: Problem, geo: Geometry, max_workspace: int | None) -> PartGather | None:
-    """The plan whose chunks fit the workspace; None where boxes of parts do not fit the problem."""
-    letters = SPATIAL_LETTERS[problem.conv.axes]
-    twin = problem.with_(dtype="bfloat16", out_dtype="bfloat16", compute="", layout=f"N{letters}C",
-                         weight_layout=f"O{letters}I")
-    if not parts_fit(problem, geo) or is_patch(twin, geo) or not gather_fits(twin, geo):
-        return None
-    is_input = problem.wrt == "input"
-    if not is_input and geo.x[2] % geo.stride[2]:
-        return None
-    limit = max(WORKSPACE_FLOOR, 8 * geo.groups * geo.group_out * geo.group_in * geo.taps)
-    if max_workspace is not None:
-        limit = min(limit, max_workspace)
-    products = products_needed(problem)
-    one = PartGather(problem, geo, choose_box_gather(geo, is_input, False), products, 1, 1)
-    source, weight = one.part_elements()
-    images = min(geo.batch, (limit - 64 - PART_BYTES * weight) // (PART_BYTES * source))
-    while images >= 1:
-        images = -(-geo.batch // -(-geo.batch // images))
-        tile = choose_box_gather(replace(geo, batch=images), is_input, False)
-        found = replace(one, tile=tile, images=images, padded=-(-images // tile.box[0]) * tile.box[0])
-        if found.workspace_bytes <= limit:
-            return found if found.seconds < geo_flops(geo) / POINTER_FLOPS else None
-        images = min(images - 1, images * 3 // 4)
-    return None
-
-
 def for_weight(problem: Problem, geo: Geometry, max_workspace: int | None) -> PartPlan | None:
-    """The plan whose chunks fit the workspace; None where parts do not fit the problem or no image fits."""
+    """The plan whose chunks fit the workspace; None where parts do not fit the problem or no row fits."""
     if not parts_fit(problem, geo):
         return None
-    weight_bytes = 4 * geo.groups * geo.group_out * geo.group_in * geo.taps
-    limit = max(WORKSPACE_FLOOR, 2 * weight_bytes)
-    if max_workspace is not None:
-        limit = min(limit, max_workspace)
-    products = products_needed(problem)
+    limit, products = workspace_limit(geo, max_workspace), products_needed(problem)
     found = [plan for share in (0.25, 0.5) if (plan := in_chunks(problem, geo, products, limit, share)) is not None]
     best = min(found, key=lambda plan: plan.seconds, default=None)
-    return best if best is not None and best.seconds < geo_flops(geo) / POINTER_FLOPS else None
+    return best if best is not None and best.seconds < flops_of(geo) / POINTER_FLOPS else None
 
 
 def in_chunks(problem: Problem, geo: Geometry, products: int, limit: int, for_sums: float) -> PartPlan | None:
     """The largest chunks beside partial sums that may take a given share of the workspace."""
     image_bytes = PART_BYTES * parts_of(products) * geo.groups * (
         geo.group_out * math.prod(geo.y) + geo.group_in * math.prod(geo.x))
-    for_parts = limit - int(limit * for_sums)
-    images = min(geo.batch, for_parts // image_bytes)
-    while images >= 1:
+    room = limit - int(limit * for_sums)
+    extent = geo.y[outer_axis(geo.y)]
+    images, rows = min(geo.batch, room // image_bytes), extent
+    if images == 0:
+        images, rows = 1, extent * room // image_bytes
+    while images * rows >= 1:
         images = -(-geo.batch // -(-geo.batch // images))  # chunks of about the same size
-        used = images * image_bytes
-        tile = choose_lines(replace(geo, batch=images * products), max(0, limit - used))
+        rows = -(-extent // -(-extent // rows))
+        plan = PartPlan(problem, geo, NO_TILE, products, images, images, rows)
+        used = PART_BYTES * sum(plan.part_elements())
+        tile = choose_lines(replace(plan.chunk_geometry, batch=images * products), max(0, limit - used))
         if tile is None:
             return None
-        padded = -(-images // tile.box[0]) * tile.box[0]
-        found = PartPlan(problem, geo, tile, products, images, padded)
-        if found.workspace_bytes <= limit:
-            return found
-        images = min(images - 1, images * 3 // 4)
+        plan = replace(plan, tile=tile, padded=-(-images // tile.box[0]) * tile.box[0])
+        if plan.workspace_bytes <= limit:
+            return plan
+        if images > 1:
+            images = min(images - 1, images * 3 // 4)
+        else:
+            rows = min(rows - 1, rows * 3 // 4)
     return None
+
+
+NO_TILE = LineTile((1, 1, 1, 1), 64, 16, 1, 2, False, 1, 1, 4, 1, 1, 0.0)

@@ -24,22 +24,27 @@ def rounded_part(value):
     return tl.where(under, tiny, tl.where(over, cut, near))
 
 
-@triton.jit
-def split_kernel(source, parts, images, padded, channels, Q0, Q1, Q2, s_n, s_c, s_0, s_1, s_2, p_row,
-                 PARTS: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):
-    """Write the parts of all pixels, channels last, one part of all `padded` images after the other.
+@triton.jit(do_not_specialize=["images", "first0", "first1", "first2"])
+def split_kernel(source, parts, images, padded, channels, Q0, Q1, Q2, first0, first1, first2, E0, E1, E2,
+                 s_n, s_c, s_0, s_1, s_2, PARTS: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):
+    """Write the parts of a block of Q0 x Q1 x Q2 pixels of all images, channels last, one part after the other.
 
-    Images beyond `images` are zeros. What is not finite goes into the first part alone.
+    The block begins at pixel (first0, first1, first2) of images of E0 x E1 x E2 pixels. What lies outside of them is
+    zero, as are images beyond `images`. What is not finite goes into the first part alone.
     """
     pixel = wide(tl.program_id(0), WIDE) * BP + tl.arange(0, BP)
     channel = tl.program_id(1) * BC + tl.arange(0, BC)
     n, q0, q1, q2 = position(pixel, Q0, Q1, Q2)
-    row = wide(n, WIDE) * s_n + wide(q0, WIDE) * s_0 + wide(q1, WIDE) * s_1 + wide(q2, WIDE) * s_2
+    i0 = q0 + first0
+    i1 = q1 + first1
+    i2 = q2 + first2
+    inside = (n < images) & (i0 >= 0) & (i0 < E0) & (i1 >= 0) & (i1 < E1) & (i2 >= 0) & (i2 < E2)
+    row = wide(n, WIDE) * s_n + wide(i0, WIDE) * s_0 + wide(i1, WIDE) * s_1 + wide(i2, WIDE) * s_2
     rest = tl.load(source + row[:, None] + (wide(channel, WIDE) * s_c)[None, :],
-                   mask=(n < images)[:, None] & (channel < channels)[None, :], other=0.0)
+                   mask=inside[:, None] & (channel < channels)[None, :], other=0.0)
     keep = (n < padded)[:, None] & (channel < channels)[None, :]
-    target = parts + pixel.to(tl.int64)[:, None] * p_row + channel[None, :]
-    size = tl.full([], 1, tl.int64) * padded * Q0 * Q1 * Q2 * p_row
+    target = parts + pixel.to(tl.int64)[:, None] * channels + channel[None, :]
+    size = tl.full([], 1, tl.int64) * padded * Q0 * Q1 * Q2 * channels
     for part in tl.static_range(PARTS):
         high = rounded_part(rest) if part == 0 else rest.to(tl.bfloat16).to(tl.float32)
         tl.store(target + part * size, high.to(tl.bfloat16), mask=keep)

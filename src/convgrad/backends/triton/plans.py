@@ -9,7 +9,7 @@ from typing import Any
 import triton.language as tl
 
 from ...problem import DTYPES, Plan, Problem, Unsupported
-from . import depthwise_plans
+from . import depthwise_plans, slide_plans
 from .flat import flattened, with_flat
 from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
@@ -69,13 +69,23 @@ def noted(plan: Plan, source: str) -> Plan:
 
 
 def depthwise_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
-    """One channel per group: kernels of their own, in one pass where the sums fit."""
+    """One channel per group: kernels of their own, in one pass where that is faster."""
+    if choice is not None and choice["kernel"] == "separate":
+        raise Unsupported("several results at once: tuning found one kernel each to be faster")
+    slid = slide_plans.for_problem(problem, geo, max_workspace, choice)
+    if slid is None:
+        return plain_depthwise_plan(problem, geo, max_workspace, choice)
+    parts = [problem] if len(problem.results) == 1 or problem.wrt == "weight+bias" else \
+        [problem.with_(wrt="input"), problem.with_(wrt="+".join(problem.results[1:]))]
+    return slide_plans.or_plain(slid, [plain_depthwise_plan(part, geo, max_workspace, None) for part in parts])
+
+
+def plain_depthwise_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
+    """The plain Triton kernels, for any layout and number format."""
     if problem.wrt in ("weight", "weight+bias"):
         return depthwise_plans.weight_plan(problem, geo, max_workspace, choice)
     if len(problem.results) == 1:
         return depthwise_plans.gather_plan(problem, geo, choice)
-    if choice is not None and choice["kernel"] == "separate":
-        raise Unsupported("several results at once: tuning found one kernel each to be faster")
     if not depthwise_plans.fused_fits(geo):
         raise Unsupported(f"several results at once with {geo.taps} taps and {geo.phases} phases: the sums of at most "
                           f"{depthwise_plans.FUSED_TAPS} taps at stride 1 fit beside the input gradient")

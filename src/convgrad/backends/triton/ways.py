@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...problem import DTYPES, Problem
-from . import box_line_plans, box_plans, cell_plans, line_plans, part_plans, wide_plans, window_plans
+from . import box_line_plans, box_plans, cell_plans, line_plans, part_gather, part_plans, wide_plans, window_plans
 from .geometry import Geometry, strides_of
 from .launch import Launch, Step
 from .numbers_on_device import scratch
@@ -82,11 +82,11 @@ def by_box_lines(problem: Problem, geo: Geometry, max_workspace: int | None, cho
     tile = plan.tile
 
     def run(operands: Operands, result: Any, workspace: Any) -> None:
-        parts = scratch(problem, workspace, plan.parts_shape, result) if tile.parts > 1 else None
-        plan.run(operands[0], operands[1], result, parts)
+        memory = scratch(problem, workspace, (plan.memory,), result) if plan.memory else None
+        plan.run(operands[0], operands[1], result, memory)
 
     return Way(f"box_lines_{short(problem)}_{tile.BM}x{tile.BN}x{tile.CB}", str(tile), tile.seconds,
-               4 * math.prod(plan.parts_shape), lambda operands, result: plan.take(operands[0], operands[1], result),
+               4 * plan.memory, lambda operands, result: plan.take(operands[0], operands[1], result),
                run)
 
 
@@ -116,13 +116,12 @@ def worth_boxes(problem: Problem, geo: Geometry) -> bool:
 
 def gather_by_parts(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
     """Float32 as sums of 16-bit numbers."""
-    plan = part_plans.for_gather(problem, geo, max_workspace) if choice is None else None
+    plan = part_gather.for_gather(problem, geo, max_workspace) if choice is None else None
     if plan is None:
         return None
     tile, sums = plan.tile, plan.runner()
     return Way(f"parts{plan.products}_f32_{math.prod(tile.box)}x{tile.BN}x{tile.CB}",
-               f"{plan.chunks} chunks of {plan.images} images, {plan.products} products of 16-bit parts; {tile}",
-               plan.seconds, plan.workspace_bytes, lambda operands, result: True,
+               chunks_of(plan), plan.seconds, plan.workspace_bytes, lambda operands, result: True,
                lambda operands, result, workspace: sums(operands[0], operands[1], result, workspace))
 
 
@@ -133,9 +132,13 @@ def weight_by_parts(problem: Problem, geo: Geometry, max_workspace: int | None, 
         return None
     tile, sums = plan.tile, plan.runner(add_step(geo, plan.tile.splits))
     return Way(f"parts{plan.products}_f32_{tile.BK}x{tile.NT}x{tile.CB}_split{tile.splits}",
-               f"{plan.chunks} chunks of {plan.images} images, {plan.products} products of 16-bit parts; {tile}",
-               plan.seconds, plan.workspace_bytes, lambda operands, result: True,
+               chunks_of(plan), plan.seconds, plan.workspace_bytes, lambda operands, result: True,
                lambda operands, result, workspace: sums(operands[0], operands[1], result, workspace))
+
+
+def chunks_of(plan: part_gather.PartGather | part_plans.PartPlan) -> str:
+    return (f"{plan.chunks} chunks of {plan.images} images x {plan.rows} rows, {plan.products} products of 16-bit parts; "
+            f"{plan.tile}")
 
 
 def by_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:

@@ -212,6 +212,27 @@ def reduce_kernel(partial, result, size, SPLITS, INNER, A1, A2, A3, r_o, r_i, r_
 
 
 @triton.jit
+def reduce_taps_kernel(partial, dw, db, size, SPLITS, C, A1, A2, A3, w_c, w_0, w_1, w_2, b_c, BIAS: tl.constexpr,
+                       BS: tl.constexpr, BE: tl.constexpr):
+    """Add SPLITS partial arrays (tap, channel) in order; after the last tap comes, with BIAS, the bias gradient."""
+    element = tl.program_id(0) * BE + tl.arange(0, BE)
+    there = element < size
+    acc = tl.zeros([BE], dtype=partial.dtype.element_ty)
+    for first in range(0, SPLITS, BS):
+        split = first + tl.arange(0, BS)
+        part = tl.load(partial + split.to(tl.int64)[:, None] * size + element[None, :],
+                       mask=(split < SPLITS)[:, None] & there[None, :], other=0.0)
+        acc += tl.sum(part, 0)
+    c = element % C
+    tap = element // C
+    is_tap = tap < A1 * A2 * A3
+    at = c * w_c + (tap // (A2 * A3)) * w_0 + ((tap // A3) % A2) * w_1 + (tap % A3) * w_2
+    tl.store(dw + at, acc.to(dw.dtype.element_ty), mask=there & is_tap)
+    if BIAS:
+        tl.store(db + c * b_c, acc.to(db.dtype.element_ty), mask=there & ~is_tap)
+
+
+@triton.jit
 def bias_kernel(dy, result, table, pixels, run, Q0, Q1, Q2, yn, yc, y0, y1, y2, r_split, r_k,
                 K, YALIGN: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, ACC: tl.constexpr,
                 BP: tl.constexpr, BK: tl.constexpr):

@@ -42,7 +42,7 @@ def copy_dy(dy_box, slots, full, empty, table, shape, extents, images, PRODUCTS:
             SLOTS: gl.constexpr, BYTES: gl.constexpr):
     """The warp that copies dy: fills free slots in the order in which `multiply_lines` empties them."""
     slot = gl.program_id(0) * 0
-    round = slot  # how often all slots were filled, modulo 2
+    round = gl.program_id(0) * 0  # how often all slots were filled, modulo 2
     for number in range(SEGMENTS):
         tile, _, begin, end, _ = segment(table, number, SEGMENTS)
         k_tile, _, tap0, tap1, tap2, group = tile_place(tile, AXIS, NT, KERNEL, BK, CB, KG, CG)
@@ -69,7 +69,7 @@ def copy_x(x_boxes, slots, full, empty, table, shape, extents, images, PRODUCTS:
            BYTES: gl.constexpr):
     """The warp that copies x: NT lines at the start of a chain, then those that the taps meet for the first time."""
     slot = gl.program_id(0) * 0
-    round = slot
+    round = gl.program_id(0) * 0
     for number in range(SEGMENTS):
         tile, _, begin, end, _ = segment(table, number, SEGMENTS)
         _, c_tile, tap0, tap1, tap2, group = tile_place(tile, AXIS, NT, KERNEL, BK, CB, KG, CG)
@@ -120,9 +120,10 @@ def multiply_lines(slots, barriers, run, length, state, sums, NT: gl.constexpr, 
     begin, end = run
     y_slot, y_round, x_slot, x_round = state  # of x: the first tap's
     at = begin % length
+    # NOTE: values of their own: Triton takes a variable that starts as another one and becomes it for a constant
     y_before = begin * 0
-    x_before = x_slot
-    round_before = x_round
+    x_before = begin * 0
+    round_before = begin * 0
     back = begin * 0  # x lines of the line before that are not needed again
     for line in range(begin, end):
         mbarrier.wait(y_full.index(y_slot), y_round)

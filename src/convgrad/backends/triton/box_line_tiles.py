@@ -1,0 +1,264 @@
+"""Which tile for output and input gradient on boxes: a cost model that picks one without measuring."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ...problem import DTYPES, Problem
+from . import box_plans
+from .geometry import Geometry
+from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR, Box
+
+SHARED_BYTES = 228 * 1024  # of a multiprocessor
+LOST_BYTES = 1024 + 512  # of a program: kept by the driver, and for barriers and what the compiler needs
+# (positions, columns, warps, programs that share a multiprocessor)
+SHAPES = ((128, 256, 8, 1), (256, 128, 8, 1), (128, 128, 8, 1), (128, 128, 4, 2), (64, 256, 4, 2), (256, 64, 8, 1),
+          (256, 64, 4, 2), (128, 64, 4, 2), (64, 128, 4, 2), (64, 64, 4, 3), (256, 32, 4, 2), (128, 32, 4, 3))
+# What the cost model counts with, for one multiprocessor: operations and bytes a second, and seconds.
+PRODUCTS = 890e12 / MULTIPROCESSORS  # of tiles with 64 columns and more; fewer take the same time
+CACHE_RATE = 82e9
+DISTURBANCE = 0.5e-12  # seconds that a copied byte takes from the products
+ROW_SECONDS = 0.95e-9  # to copy a row of up to 128 bytes
+MEMORY_RATE = 3.8e12  # of all together
+TILE_SECONDS = 0.8e-6  # to fill the pipeline, to store a tile
+STORE_RATE = 70e9
+LAUNCH_SECONDS = 4e-6
+TOGETHER = 1.05  # what programs that share a multiprocessor lose
+PARTS_SECONDS = 6e-6  # of the kernel that adds parts, beside its bytes
+PARTS_RATE = 2.5e12
+
+
+@dataclass(frozen=True)
+class BoxLineTile:
+    """A box of at most BM positions x BN channels, CB channels a step; NT taps of `axis` share a box of the source."""
+
+    box: Box
+    BM: int
+    BN: int
+    CB: int
+    axis: int
+    NT: int
+    source_slots: int
+    weight_slots: int
+    out_slots: int
+    warps: int
+    together: int  # programs that share a multiprocessor
+    whole: int  # tiles summed by one program
+    parts: int  # programs that share the sum of each other tile
+    seconds: float
+
+    def __str__(self) -> str:
+        shared = f", {self.NT} taps of axis {self.axis} share a box" if self.NT > 1 else ""
+        shared += f", tiles from {self.whole} on in {self.parts} parts" if self.parts > 1 else ""
+        return (f"box {'x'.join(map(str, self.box))} of {self.BM} positions x {self.BN} x {self.CB}{shared}, "
+                f"{self.source_slots}+{self.weight_slots} slots, {self.warps} warps, {self.together} programs a "
+                f"multiprocessor, {self.seconds * 1e6:.0f} us expected")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the tiles of a problem have in common."""
+
+    geo: Geometry
+    is_input: bool
+    patch: bool
+    red: int
+    columns: int
+    positions: Box
+    source_bytes: int  # of an element
+    out_bytes: int
+
+    @property
+    def phases(self) -> list[tuple[int, int, int]]:
+        """Slots per axis of every phase, those with the most taps first, as the kernel counts them."""
+        if not self.is_input:
+            return [self.geo.kernel]
+        if self.patch:
+            return [(1, 1, 1)]
+        per_axis = []
+        for k, t, g in zip(self.geo.kernel, self.geo.stride, self.geo.common):
+            step = t // g
+            per_axis.append([max(0, -(-(k - order) // step)) if order < step else 0 for order in range(t)])
+        return [(a, b, c) for a in per_axis[0] for b in per_axis[1] for c in per_axis[2]]
+
+
+def work_of(problem: Problem, geo: Geometry) -> Work:
+    is_input, patch = problem.wrt == "input", box_plans.is_patch(problem, geo)
+    red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
+    return Work(geo, is_input, patch, red, col * geo.taps if patch else col,
+                (geo.batch, *(geo.phase_positions if is_input else geo.y)), DTYPES[problem.dtype][1],
+                DTYPES[problem.out_dtype][1])
+
+
+def choose(problem: Problem, geo: Geometry, max_workspace: int | None) -> BoxLineTile | None:
+    """The tile with the lowest estimated time."""
+    return min(all_tiles(work_of(problem, geo), max_workspace), key=lambda tile: tile.seconds, default=None)
+
+
+def best_tiles(problem: Problem, geo: Geometry, count: int) -> list[BoxLineTile]:
+    """The best tiles of different shapes."""
+    best: dict[tuple[int, ...], BoxLineTile] = {}
+    for tile in sorted(all_tiles(work_of(problem, geo), None), key=lambda tile: tile.seconds):
+        best.setdefault((tile.BM, tile.BN, tile.warps, tile.NT), tile)
+    return list(best.values())[:count]
+
+
+def all_tiles(work: Work, max_workspace: int | None) -> Iterator[BoxLineTile]:
+    widest = max(32, 1 << (work.columns - 1).bit_length())
+    for rows, columns, warps, together in SHAPES:
+        if columns > widest:
+            continue
+        for axis in (-1, 0, 1):
+            taps = work.geo.kernel[axis] if axis >= 0 else 1
+            if axis >= 0 and (taps == 1 or taps > 8 or work.patch or work.geo.stride[axis] > 1):
+                continue
+            box = box_for(work, rows, axis, taps)
+            if box is None:
+                continue
+            for depth in (64, 32, 16) if work.source_bytes == 2 else (64, 32):
+                yield from tiles_with(work, (rows, columns, warps, together), max(axis, 0), taps, box, depth,
+                                      max_workspace)
+
+
+def sizes(extent: int, most: int) -> list[int]:
+    """Extents of a box worth trying on an axis: those that cut it into few equal parts, and powers of two."""
+    few = -(-extent // most)
+    equal = {-(-extent // parts) for parts in range(few, few + 4)} | {extent if extent <= 16 else 1}
+    return sorted(size for size in equal | {1, 2, 4, 8, 16, 32, 64, 128, 256} if size <= most and size < 2 * extent)
+
+
+@lru_cache(maxsize=256)
+def box_for(work: Work, rows: int, axis: int, taps: int) -> Box | None:
+    """The box of at most `rows` positions with the least to sum, then the most compact one.
+
+    Taps that share a box are whole units of 8 rows apart, and on the axes before theirs the box has extent 1.
+    """
+    n, e0, e1, e2 = work.positions
+    k0, k1, k2 = work.geo.kernel
+    d0, d1, d2 = work.geo.dilation
+    t0, t1, t2 = (1, 1, 1) if work.is_input else work.geo.stride  # a copy reaches over 256 elements of an axis
+    best: tuple[float, Box] | None = None
+    for b2 in sizes(e2, min(rows, 256 // t2)):
+        if axis == 1 and b2 * d1 % 8:
+            continue
+        boxes_2 = -(-e2 // b2) * inside_share(work, b2, 2)
+        for b1 in sizes(e1, min(rows // b2, 256 // t1)):
+            if axis == 0 and b1 * b2 * d0 % 8:
+                continue
+            boxes_1 = boxes_2 * -(-e1 // b1) * (1.0 if axis == 1 else inside_share(work, b1, 1))
+            for b0 in sizes(e0, min(rows // (b2 * b1), 256 // t0)) if axis != 1 else (1,):
+                pn = min(n, 256, rows // (b2 * b1 * b0)) if axis < 0 else 1
+                images = -(-n // pn)
+                boxes = boxes_1 * -(-e0 // b0) * images * (1.0 if axis == 0 else inside_share(work, b0, 0))
+                # lines beside the box's own, which the cache has to bring once more; short runs of memory
+                more = (k0 - 1) * d0 / b0 + (k1 - 1) * d1 / b1 + (k2 - 1) * d2 / b2
+                shared = (taps - 1) * (d0 / b0 if axis == 0 else d1 / b1 if axis == 1 else 0)
+                cost = boxes * (1 + 0.002 * more + 0.02 * shared + 0.02 / b2 + 0.02 / (b1 * b2))
+                if best is None or cost < best[0]:
+                    best = (cost, (-(-n // images), b0, b1, b2))
+    return best[1] if best is not None else None
+
+
+def copied_rows(work: Work, box: Box, axis: int, taps: int) -> int:
+    """Rows of a box of the source, with the lines that taps of `axis` add."""
+    lines = list(box)
+    if taps > 1:
+        lines[1 + axis] += (taps - 1) * work.geo.dilation[axis]
+    return math.prod(lines) if max(lines) <= 256 else 0
+
+
+def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: int, box: Box, depth: int,
+               max_workspace: int | None) -> Iterator[BoxLineTile]:
+    """Tiles with as many slots as fit into shared memory, and their estimated times; none where it cannot be."""
+    geo = work.geo
+    rows, columns, warps, together = shape
+    copied = copied_rows(work, box, axis, taps)
+    if copied == 0 or (work.red % depth and geo.groups > 1) or (depth > 16 and work.red <= depth // 2):
+        return
+    units, _ = units_of(work, rows, box, axis, taps)
+    source_bytes, weight_bytes = units * 8 * depth * work.source_bytes, columns * depth * 2
+    chunk = min(columns, 128 // work.out_bytes)
+    room = SHARED_BYTES // together - LOST_BYTES
+    source_slots = weight_slots = out_slots = 0
+    for out_slots in (2, 1) if columns > chunk else (1,):
+        left = room - out_slots * rows * chunk * work.out_bytes
+        if taps == 1:
+            source_slots = weight_slots = min(8, left // (source_bytes + weight_bytes))
+        else:
+            source_slots = 2 if left - 3 * source_bytes < 4 * weight_bytes else 3
+            weight_slots = min(8, (left - source_slots * source_bytes) // weight_bytes)
+        if weight_slots >= 4 or out_slots * chunk > columns:
+            break
+    if source_slots < 2 or weight_slots < 3:
+        return
+    products = 2 * rows * max(columns, 64) * depth / PRODUCTS
+    filled = copied * depth * work.source_bytes / taps + weight_bytes
+    copies = copied / taps + (depth * -(-columns // 64) if work.is_input else columns)
+    step = max(products, filled / CACHE_RATE, copies * ROW_SECONDS) + DISTURBANCE * filled
+    step *= together * TOGETHER if together > 1 else 1
+    depth_steps = -(-work.red // depth)
+    boxes = math.prod(-(-extent // size) for extent, size in zip(work.positions, box))
+    per_phase = boxes * -(-work.columns // columns) * geo.groups
+    slots = MULTIPROCESSORS * together
+    store = rows * columns * work.out_bytes / STORE_RATE + TILE_SECONDS / 2
+    phases = work.phases
+    share = math.prod(inside_share(work, box[1 + a], a) for a in range(3) if taps == 1 or a != axis)
+    seconds = TILE_SECONDS
+    for place, slots_of_axes in enumerate(phases):  # the busiest program has the first tile of every wave
+        waves = -(-(place + 1) * per_phase // slots) - -(-place * per_phase // slots)
+        last = max(math.prod(slots_of_axes) * share * depth_steps * step + store, together * store)
+        seconds += waves * last
+    x_bytes, y_bytes = (work.out_bytes, work.source_bytes) if work.is_input else (work.source_bytes, work.out_bytes)
+    moved = geo.batch * geo.groups * (x_bytes * geo.group_in * math.prod(geo.x)
+                                      + y_bytes * geo.group_out * math.prod(geo.y))
+    tiles = per_phase * len(phases)
+    floor = moved / MEMORY_RATE
+
+    def tile(whole: int, parts: int, seconds: float) -> BoxLineTile:
+        return BoxLineTile(box, rows, columns, depth, axis, taps, source_slots, weight_slots, out_slots, warps,
+                           together, whole, parts, LAUNCH_SECONDS + max(seconds, floor))
+
+    yield tile(tiles, 1, seconds)
+    rest = tiles % slots
+    if rest == 0 or len(phases) > 1:
+        return
+    # the last tiles, which do not fill all multiprocessors, in parts
+    steps = math.prod(phases[0]) // taps * depth_steps
+    limit = WORKSPACE_FLOOR if max_workspace is None else min(WORKSPACE_FLOOR, max_workspace)
+    parts = min(slots // rest, steps // 8, 16, limit // (rest * rows * columns * 4))
+    if parts > 1:
+        again = 4 * (parts + 1) * rest * rows * columns
+        yield tile(tiles - rest, parts, seconds - last + last / parts + store + PARTS_SECONDS + again / PARTS_RATE)
+
+
+@lru_cache(maxsize=1024)
+def inside_share(work: Work, size: int, axis: int) -> float:
+    """The part of an axis' slots in which boxes read more than padding; the kernel leaves out the others."""
+    geo = work.geo
+    extent, pad = work.positions[1 + axis], geo.pad[axis]
+    kernel, stride, dilation = geo.kernel[axis], geo.stride[axis], geo.dilation[axis]
+    starts = range(0, extent, size)
+    if kernel == 1 or len(starts) > 64 or (work.is_input and stride > 1):
+        return 1.0
+    limit = geo.y[axis] if work.is_input else geo.x[axis]
+    there = 0
+    for start in starts:
+        for k in range(kernel):
+            low = start + pad - k * dilation if work.is_input else start * stride - pad + k * dilation
+            reach = size - 1 if work.is_input else (size - 1) * stride
+            there += low + reach >= 0 and low < limit
+    return there / (len(starts) * kernel)
+
+
+def units_of(work: Work, rows: int, box: Box, axis: int, taps: int) -> tuple[int, int]:
+    """Units of 8 rows in a slot of the source, and from one tap to the next that shares it."""
+    line = math.prod(box[2 + axis:]) * work.geo.dilation[axis] // 8 if taps > 1 else 0
+    return max(-(-copied_rows(work, box, axis, taps) // 8), rows // 8 + (taps - 1) * line), line
+
+
+def tile_count(work: Work, tile: BoxLineTile) -> int:
+    boxes = math.prod(-(-extent // size) for extent, size in zip(work.positions, tile.box))
+    return boxes * -(-work.columns // tile.BN) * work.geo.groups * len(work.phases)

@@ -1,0 +1,344 @@
+"""Plans for the sliding depthwise kernels: when they fit, and which strip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...problem import DTYPES, Plan, Problem, Unsupported
+from .depthwise_plans import channels_last, tap_major
+from .geometry import Geometry, strides_of, turned
+from .launch import INTERPRETED, Launch, Step, aligned_strides
+from .numbers_on_device import on_tensors, rounding, scratch
+from .slide import slide_input_kernel, tall_input_kernel
+from .slide_weight import slide_both_kernel, slide_weight_kernel
+from .strips import Strip, bias_rides, choose_strip, estimate, ranked
+from .tiles import reduce_tile
+from .tuning import Choice, fields_of
+from .weight import reduce_taps_kernel
+
+MOST_MEASURED = 16  # strips that tuning measures for a problem
+
+
+class Sums:
+    """The partial sums of dw and db, one array (tap, channel) a run, and the kernel that adds the runs in order."""
+
+    def __init__(self, problem: Problem, geo: Geometry, steps_in: Callable[[Any], tuple[int, ...]],
+                 splits: int) -> None:
+        self.problem, self.bias = problem, "bias" in problem.results
+        size = (geo.taps + self.bias) * geo.groups
+        self.shape = (splits * size,)
+
+        def launch(partial: Any, dw: Any, db: Any) -> Launch:
+            wc, _, *w = steps_in(dw)
+            slabs, elements = reduce_tile(size, splits)
+            scalars = (size, splits, geo.groups, *geo.kernel, wc, *w, db.stride(0))
+            return Launch((-(-size // elements),), scalars, {"BIAS": self.bias, "BS": slabs, "BE": elements}, 4, 1)
+
+        self.step = Step(reduce_taps_kernel, launch)
+
+    @property
+    def bytes(self) -> int:
+        return 4 * self.shape[0]
+
+    def partial(self, workspace: Any, like: Any) -> Any:
+        return scratch(self.problem, workspace, self.shape, like)
+
+    def add(self, partial: Any, results: tuple[Any, ...]) -> None:
+        self.step(partial, results[0], results[-1])
+
+
+def oriented(geo: Geometry, strip: Strip) -> tuple[Geometry, Callable[[Any], tuple[int, ...]]]:
+    """The geometry with the sliding axis in the middle, and the strides of tensors in the same order."""
+    if not strip.turn:
+        return geo, strides_of
+
+    def steps(tensor: Any) -> tuple[int, ...]:
+        n, c, s0, s1, s2 = strides_of(tensor)
+        return n, c, s0, s2, s1
+
+    return turned(geo), steps
+
+
+def input_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
+    """The input gradient."""
+    geo, steps_in = oriented(geo, strip)
+    pad, stride, dilation, taps = geo.pad[1], geo.stride[1], geo.dilation[1], geo.kernel[1]
+    first = pad // stride if dilation == 1 else pad
+    rows = -(-geo.x[1] // dilation) if dilation > 1 else geo.x[1] + pad - stride * first
+    steps_all = -(-rows // stride)
+    steps = -(-steps_all // strip.segments)
+    segments = -(-steps_all // steps)
+    flush = segments == 1 and dilation == 1
+    start = first if flush else -(-taps // stride) - 1
+    turns = -(-(geo.y[1] if flush else start + steps) // strip.UNROLL)
+    if flush:  # what the last rows of dy do not reach is stored by a flush of the ring, or by further turns
+        turns = max(turns, -(-(start + steps_all - (max(taps, stride) - stride) // stride) // strip.UNROLL))
+    strips = -(-geo.x[2] // strip.U)
+    channel_tiles = -(-geo.groups // strip.BC)
+    tiles = -(-geo.batch * geo.x[0] * segments * dilation * strips // strip.S)
+
+    def launch(dy: Any, weight: Any, dx: Any) -> Launch:
+        yn, _, y0, y1, y2 = steps_in(dy)
+        rn, _, r0, r1, r2 = steps_in(dx)
+        if strip.HELD:
+            wc, _, w0, w1, w2 = steps_in(weight)
+        else:  # by taps, so that the channels of a warp are one load
+            wc, w0, w1, w2 = 1, geo.groups * geo.kernel[1] * geo.kernel[2], geo.groups * geo.kernel[2], geo.groups
+        yalign, (yn, y0, y1) = aligned_strides((yn, y0, y1))
+        ralign, (rn, r0, r1) = aligned_strides((rn, r0, r1))
+        constants = {**geo.constants(), "YALIGN": yalign, "RALIGN": ralign, "C": geo.groups, "Q2": geo.y[2],
+                     "X2": geo.x[2], "Y2": y2, "R2": r2, "W2": w2, "HELD": strip.HELD, "FLUSH": flush, "U": strip.U,
+                     "V": strip.V, "UNROLL": strip.UNROLL, "AHEAD": strip.AHEAD, "S": strip.S, "BC": strip.BC,
+                     "WARPS": strip.warps}
+        del constants["T0"]
+        scalars = (geo.batch, geo.y[0], geo.y[1], geo.x[0], geo.x[1], strips, segments, steps, start, turns,
+                   channel_tiles, yn, y0, y1, rn, r0, r1, wc, w0, w1)
+        return Launch((tiles * channel_tiles,), scalars, constants, strip.warps, 1)
+
+    step = Step(slide_input_kernel, launch)
+    lay_out = tap_major(problem, geo, steps_in)
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        dy, taps = operands
+        if not strip.HELD:
+            taps = scratch(problem, workspace, (geo.taps * geo.groups,), dy)
+            lay_out(operands[1], taps, dy)
+        step(dy, taps, results[0])
+
+    return Plan(problem, "triton", f"slide_input_{DTYPES[problem.dtype][0]}_{strip.U}x{strip.V}",
+                on_tensors(problem, run), 0 if strip.HELD else 4 * geo.taps * geo.groups, (f"tile: {strip}",))
+
+
+def weight_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
+    """The weight gradient, alone or with the bias gradient."""
+    geo, steps_in = oriented(geo, strip)
+    bias = "bias" in problem.results
+    pad, stride, dilation, taps = geo.pad[1], geo.stride[1], geo.dilation[1], geo.kernel[1]
+    lines = min(strip.LINES, taps) if strip.LINES else taps
+    groups = -(-taps // lines)
+    reach = -(-lines // stride)
+    steps_all = 1
+    for low in range(pad, pad - taps * dilation, -lines * dilation):  # the padding of each group's first line
+        first = max(low, 0) // stride if dilation == 1 else 0
+        last = -(-geo.y[1] // dilation) + reach - 1
+        if dilation == 1:
+            last = min(last, -(-(geo.x[1] + low) // stride))
+        steps_all = max(steps_all, last - first, geo.y[1] - first if bias else 0)
+    steps = -(-steps_all // strip.segments)
+    segments = -(-steps_all // steps)
+    turns = -(-steps // strip.UNROLL)
+    strips = -(-geo.y[2] // strip.U)
+    channel_tiles = -(-geo.groups // strip.BC)
+    tiles = -(-geo.batch * geo.y[0] * segments * dilation * strips // strip.S)
+    run_length = -(-tiles // min(tiles, strip.splits))
+    splits = -(-tiles // run_length)
+
+    def launch(dy: Any, x: Any, partial: Any) -> Launch:
+        yn, _, y0, y1, y2 = steps_in(dy)
+        xn, _, x0, x1, x2 = steps_in(x)
+        yalign, (yn, y0, y1) = aligned_strides((yn, y0, y1))
+        xalign, (xn, x0, x1) = aligned_strides((xn, x0, x1))
+        constants = {**geo.constants(), "YALIGN": yalign, "XALIGN": xalign, "C": geo.groups, "Q2": geo.y[2],
+                     "X2": geo.x[2], "Y2": y2, "XS2": x2, "BIAS": bias, "LINES": lines, "U": strip.U, "V": strip.V,
+                     "UNROLL": strip.UNROLL, "AHEAD": strip.AHEAD, "S": strip.S, "BC": strip.BC, "WARPS": strip.warps}
+        del constants["T0"]
+        scalars = (geo.batch, geo.y[0], geo.y[1], geo.x[0], geo.x[1], strips, segments, steps, turns, tiles,
+                   run_length, channel_tiles, yn, y0, y1, xn, x0, x1)
+        return Launch((channel_tiles * geo.kernel[0] * groups * splits,), scalars, constants, strip.warps, 1)
+
+    step = Step(slide_weight_kernel, launch)
+    sums = Sums(problem, geo, steps_in, splits)
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        partial = sums.partial(workspace, results[0])
+        step(*operands, partial)
+        sums.add(partial, results)
+
+    return Plan(problem, "triton", f"slide_weight_{DTYPES[problem.dtype][0]}_{strip.U}x{strip.V}_split{splits}",
+                on_tensors(problem, run), sums.bytes, (f"tile: {strip}",))
+
+
+def both_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
+    """Input and weight gradient, and the bias gradient if asked for, in one pass."""
+    geo, steps_in = oriented(geo, strip)
+    bias = "bias" in problem.results
+    pad, stride, dilation = geo.pad[1], geo.stride[1], geo.dilation[1]
+    first = pad // stride if dilation == 1 else pad
+    rows = -(-geo.x[1] // dilation) if dilation > 1 else geo.x[1] + pad - stride * first
+    steps_all = -(-rows // stride)
+    if dilation == 1:
+        steps_all = max(steps_all, geo.y[1] - first)
+    steps = -(-steps_all // strip.segments)
+    segments = -(-steps_all // steps)
+    turns = -(-steps // strip.UNROLL)
+    strips = max(-(-geo.x[2] // strip.U), -(-geo.y[2] // (strip.U // geo.stride[2])))
+    channel_tiles = -(-geo.groups // strip.BC)
+    tiles = -(-geo.batch * segments * dilation * strips // strip.S)
+    run_length = -(-tiles // min(tiles, strip.splits))
+    splits = -(-tiles // run_length)
+
+    def launch(dy: Any, x: Any, weight: Any, dx: Any, partial: Any) -> Launch:
+        yn, _, _, y1, y2 = steps_in(dy)
+        xn, _, _, x1, x2 = steps_in(x)
+        rn, _, _, r1, r2 = steps_in(dx)
+        wc, _, _, w1, w2 = steps_in(weight)
+        yalign, (yn, y1) = aligned_strides((yn, y1))
+        xalign, (xn, x1) = aligned_strides((xn, x1))
+        ralign, (rn, r1) = aligned_strides((rn, r1))
+        constants = {name: value for name, value in geo.constants().items() if not name.endswith("0")} | {
+            "YALIGN": yalign, "XALIGN": xalign, "RALIGN": ralign, "C": geo.groups, "Q2": geo.y[2], "X2": geo.x[2],
+            "Y2": y2, "XS2": x2, "R2": r2, "W2": w2, "BIAS": bias, "U": strip.U, "V": strip.V,
+            "UNROLL": strip.UNROLL, "AHEAD": strip.AHEAD, "S": strip.S, "BC": strip.BC, "WARPS": strip.warps}
+        scalars = (geo.batch, geo.y[1], geo.x[1], strips, segments, steps, turns, tiles, run_length, channel_tiles,
+                   yn, y1, xn, x1, rn, r1, wc, w1)
+        return Launch((channel_tiles * splits,), scalars, constants, strip.warps, 1)
+
+    step = Step(slide_both_kernel, launch)
+    sums = Sums(problem, geo, steps_in, splits)
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        partial = sums.partial(workspace, results[0])
+        step(*operands, results[0], partial)
+        sums.add(partial, results[1:])
+
+    return Plan(problem, "triton", f"slide_both_{DTYPES[problem.dtype][0]}_{strip.U}x{strip.V}_split{splits}",
+                on_tensors(problem, run), sums.bytes, (f"tile: {strip}",))
+
+
+def tall_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
+    """The input gradient at stride 1 for kernels with many taps."""
+    geo, steps_in = oriented(geo, strip)
+    rows = strip.UNROLL
+    strips, blocks = -(-geo.x[2] // strip.U), -(-geo.x[1] // rows)
+    channel_tiles = -(-geo.groups // strip.BC)
+    tiles = -(-geo.batch * blocks * strips // strip.S)
+
+    def launch(dy: Any, taps: Any, dx: Any, weight: Any) -> Launch:
+        yn, _, _, y1, y2 = steps_in(dy)
+        rn, _, _, r1, r2 = steps_in(dx)
+        wc, _, _, w1, w2 = steps_in(weight)
+        yalign, (yn, y1) = aligned_strides((yn, y1))
+        ralign, (rn, r1) = aligned_strides((rn, r1))
+        constants = {"YALIGN": yalign, "RALIGN": ralign, "C": geo.groups, "Q2": geo.y[2], "X2": geo.x[2], "Y2": y2,
+                     "R2": r2, "W2": w2, "K1": geo.kernel[1], "K2": geo.kernel[2], "P1": geo.pad[1], "P2": geo.pad[2],
+                     "R": rows, "U": strip.U, "V": strip.V, "S": strip.S, "BC": strip.BC, "WARPS": strip.warps}
+        scalars = (geo.batch, geo.y[1], geo.x[1], strips, blocks, channel_tiles, yn, y1, rn, r1, wc, w1)
+        return Launch((tiles * channel_tiles,), scalars, constants, strip.warps, 1)
+
+    lay_out = tap_major(problem, geo, steps_in)
+    step = Step(tall_input_kernel, launch)
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        dy, weight = operands
+        taps = scratch(problem, workspace, (geo.taps * geo.groups,), dy)
+        lay_out(weight, taps, dy)
+        step(dy, taps, results[0], weight)
+
+    return Plan(problem, "triton", f"tall_input_{DTYPES[problem.dtype][0]}_{rows}x{strip.U}x{strip.V}",
+                on_tensors(problem, run), 4 * geo.taps * geo.groups, (f"tile: {strip}",))
+
+
+def fits(problem: Problem, geo: Geometry) -> bool:
+    """Whether the strips' kernels compute what is asked for: float32 sums of operands as they are stored."""
+    return (not INTERPRETED and channels_last(problem) and problem.dtype in ("bfloat16", "float16", "float32")
+            and rounding(problem) == "" and problem.wrt != "output" and max(geo.x + geo.y) < 2**20)
+
+
+def takes(*tensors: Any) -> bool:
+    """Whether channels are neighbours in memory and a row of columns is short enough for 32-bit offsets."""
+    return all((t.shape[1] == 1 or t.stride(1) == 1) and abs(t.stride(-1)) * t.shape[-1] < 2**31 for t in tensors)
+
+
+def kind_of(problem: Problem) -> str:
+    """Which kernel answers: "input", "weight" or "both"."""
+    return "input" if problem.wrt == "input" else "weight" if problem.wrt in ("weight", "weight+bias") else "both"
+
+
+def many_taps(geo: Geometry) -> Strip | None:
+    """The tile of `tall_input_kernel`, or None where it does not serve."""
+    if geo.kernel[0] > 1 or geo.phases > 1 or max(geo.dilation) > 1 or geo.kernel[1] < 2:
+        return None
+    columns = min(range(4, 9), key=lambda u: (-(-geo.x[2] // u) * u * (1 + geo.kernel[2] / (8.0 * u)), -u))
+    return Strip(columns, 1, 64 if geo.groups % 64 == 0 else 32, UNROLL=4)
+
+
+def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan | None:
+    """The plan by sliding strips; None where the plain kernels must do."""
+    if not fits(problem, geo) or (choice is not None and choice["kernel"] not in ("slide", "tall")):
+        return None
+    kind = kind_of(problem)
+    bias = "bias" in problem.results
+    if choice is not None:
+        strip: Strip | None = Strip(**fields_of(choice))
+    else:
+        strip = choose_strip(kind, geo, max_workspace, bias)
+    if kind == "input":
+        if strip is None or (choice is not None and choice["kernel"] == "tall"):
+            strip = strip or many_taps(geo)
+            return None if strip is None else tall_plan(problem, geo, strip)
+        return input_plan(problem, geo, strip)
+    if kind == "both" and (strip is None or (choice is None and apart_is_faster(geo, strip, max_workspace, bias))):
+        raise Unsupported("several results at once: one pass each is faster by the model, or the sums do not fit")
+    if strip is None:
+        return None
+    if bias and not bias_rides(kind, geo, strip):
+        raise Unsupported("the bias gradient at once: the strips do not visit every output exactly once")
+    return (weight_plan if kind == "weight" else both_plan)(problem, geo, strip)
+
+
+def worth_measuring(problem: Problem, geo: Geometry) -> Iterator[tuple[str, Strip]]:
+    """(kernel, strip) pairs for tuning, the model's own pick first, then the best of every shape."""
+    if not fits(problem, geo):
+        return
+    kind = kind_of(problem)
+    bias = "bias" in problem.results
+    shapes = set()
+    for strip in ranked(kind, geo, None, bias):
+        shape = (strip.U, strip.V, strip.BC, strip.UNROLL > 1, strip.segments > 1)
+        if shape not in shapes and (not bias or bias_rides(kind, geo, strip)):
+            shapes.add(shape)
+            yield "slide", strip
+        if len(shapes) == MOST_MEASURED:
+            return
+    tall = many_taps(geo) if kind == "input" and not shapes else None
+    if tall is not None:
+        yield from (("tall", replace(tall, U=columns)) for columns in (tall.U, 4, 8, 14))
+
+
+def apart_is_faster(geo: Geometry, strip: Strip, max_workspace: int | None, bias: bool) -> bool:
+    """Whether two passes beat one, by the model."""
+    parts = [(kind, choose_strip(kind, geo, max_workspace, bias)) for kind in ("input", "weight")]
+    axes = turned(geo) if strip.turn else geo
+    return all(part is not None for _, part in parts) and estimate("both", axes, strip) > sum(
+        estimate(kind, axes, part) for kind, part in parts if part is not None)
+
+
+def or_plain(slid: Plan, plain: Sequence[Plan]) -> Plan:
+    """The plan by strips where the tensors allow it, otherwise the plain plans of its results one after the other."""
+    problem = slid.problem
+    picks = [[problem.operands.index(name) for name in part.problem.operands] for part in plain]
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        wide = [t for name, t in zip((*problem.operands, *problem.results), (*operands, *results))
+                if name not in ("weight", "bias")]
+        if takes(*wide):
+            slid.run(operands, results, workspace)
+            return
+        first = 0
+        for part, pick in zip(plain, picks):
+            last = first + len(part.problem.results)
+            part.run(tuple(operands[place] for place in pick), results[first:last], workspace)
+            first = last
+
+    return slid._replace(run=run, workspace_bytes=max(slid.workspace_bytes, *(part.workspace_bytes for part in plain)),
+                         notes=(*slid.notes, f"where channels are not neighbours in memory: {plain[0].kernel}"))
+
+
+def try_plan(problem, geo, kw):  # type: ignore
+    kind = {"input": input_plan, "weight": weight_plan, "weight+bias": weight_plan}.get(problem.wrt, both_plan)
+    kw = dict(kw)
+    if kw.pop("tall", False):
+        kind = tall_plan
+    return kind(problem, geo, Strip(**kw))
