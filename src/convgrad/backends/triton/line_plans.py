@@ -96,8 +96,8 @@ def lines_fit(problem: Problem, geo: Geometry) -> bool:
     if INTERPRETED or not channels_fit(problem, geo):
         return False
     fewest = min(geo.group_in, geo.group_out)
-    # of the grouped layers that were timed, those with a stride or under 32 channels were not faster than `weight.py`
-    return fewest >= 16 if geo.groups == 1 else fewest >= 32 and geo.phases == 1
+    # of the grouped layers that were timed, those with under 32 channels were not faster than `weight.py`
+    return fewest >= (16 if geo.groups == 1 else 32)
 
 
 def folded_axes(problem: Problem, geo: Geometry) -> int:
