@@ -233,3 +233,24 @@ def test_on_the_gpu(wrt: str, text: str) -> None:
     check_exact(f"{wrt}_grad bf16 {text}", "triton")
     check_bound(f"{wrt}_grad f16 {text}", "triton")
     check_nonfinite(f"{wrt}_grad bf16 {text}", "triton")
+
+
+@pytest.mark.skipif(not ON_GPU, reason="Gluon kernels run on a GPU only")
+@pytest.mark.parametrize("text", [*WINDOW_GEOMETRIES, "n40 c3 k16 i24x26 w5x5 p2x2 NHWC OHWI"])
+def test_windows_agree_with_their_plain_twin(text: str) -> None:
+    """Also where a program sums a long run of boxes, some at the border of an image and some not."""
+    from convgrad.backends.triton import window_plans
+    from convgrad.backends.triton.candidates import choice_of
+    from convgrad.backends.triton.geometry import geometry
+    from convgrad.backends.triton.plans import make_plan
+
+    problem, operands, expected = integers_and_gradient(f"weight_grad bf16 {text}")
+    tensors = tuple(channels_last(operand).cuda() for operand in operands)
+    by_shape = {(t.swapped, t.BN, t.RT, t.box): t for t in window_plans.all_windows(geometry(problem.conv), None)}
+    assert by_shape
+    for tile in by_shape.values():
+        choice = choice_of("windows", window_plans.replace(tile, splits=2))
+        result = torch.full(expected.shape, float("nan"), device="cuda").bfloat16()
+        make_plan(problem.with_(device="cuda"), None, choice).run(tensors, (result,), None)
+        wanted = torch.from_numpy(expected).bfloat16()
+        assert torch.equal(result.cpu(), wanted), tile

@@ -16,11 +16,12 @@ from . import box_line_plans, box_plans, cell_plans, line_plans, part_gather, pa
 from .geometry import Geometry, strides_of
 from .launch import Launch, Step
 from .numbers_on_device import scratch
-from .tiles import choose_gather, reduce_tile
+from .part_sums import add_parts_kernel
+from .tiles import MULTIPROCESSORS, choose_gather, reduce_tile
 from .tuning import Choice, fields_of
-from .weight import reduce_kernel
 
 Operands = tuple[Any, ...]
+FEW_PARTS = 8  # that one program of the adding kernel loads at once
 
 
 @dataclass(frozen=True)
@@ -137,8 +138,8 @@ def weight_by_parts(problem: Problem, geo: Geometry, max_workspace: int | None, 
 
 
 def chunks_of(plan: part_gather.PartGather | part_plans.PartPlan) -> str:
-    return (f"{plan.chunks} chunks of {plan.images} images x {plan.rows} rows, {plan.products} products of 16-bit parts; "
-            f"{plan.tile}")
+    return (f"{plan.chunks} chunks of {plan.images} images x {plan.rows} rows, {plan.products} products of 16-bit "
+            f"parts; {plan.tile}")
 
 
 def by_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
@@ -192,11 +193,16 @@ def collected(problem: Problem, plan: Any, name: str, note: str, seconds: float)
 
 def add_step(geo: Geometry, splits: int) -> Step:
     """The kernel that adds `splits` partial weight gradients in order."""
+    size = geo.groups * geo.group_out * geo.group_in * geo.taps
+    slabs, be = reduce_tile(size, splits)
+    few = splits if splits <= FEW_PARTS else 0
+    be = 1024 if few and size >= 2 * 1024 * MULTIPROCESSORS else be
+    taps = {f"A{axis}": geo.kernel[axis] for axis in range(3)}
+
     def launch(partial: Any, result: Any) -> Launch:
         ro, ri, *r = strides_of(result)
-        size = geo.groups * geo.group_out * geo.group_in * geo.taps
-        slabs, be = reduce_tile(size, splits)
-        return Launch((-(-size // be),), (size, splits, geo.group_in, *geo.kernel, ro, ri, *r),
-                      {"BS": slabs, "BE": be}, 4, 1)
+        return Launch((-(-size // be),), (size, splits, ro, ri, *r),
+                      {"INNER": geo.group_in, **taps, "WIDE": size >= 2**31 - 2**12, "FEW": few, "BS": slabs,
+                       "BE": be}, 4, 1)
 
-    return Step(reduce_kernel, launch)
+    return Step(add_parts_kernel, launch)
