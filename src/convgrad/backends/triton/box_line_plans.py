@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import triton.experimental.gluon.language as gl
@@ -170,9 +170,15 @@ def for_problem(problem: Problem, geo: Geometry, choice: Choice | None, max_work
         return None
     if not fits(problem, geo, max_workspace):
         return None
-    left = None if max_workspace is None else max_workspace - copies_for(problem, geo).bytes
+    limit = WORKSPACE_FLOOR if max_workspace is None else min(WORKSPACE_FLOOR, max_workspace)
+    left = limit - copies_for(problem, geo).bytes
     tile = choose(problem, geo, left) if choice is None else BoxLineTile(**fields_of(choice))
-    return None if tile is None else box_lines(problem, geo, tile)
+    if tile is None:
+        return None
+    plan = box_lines(problem, geo, tile)
+    if 4 * plan.memory > limit:  # a measured tile, where there is less memory than it was measured with
+        plan = box_lines(problem, geo, replace(tile, whole=tile_count(work_of(problem, geo), tile), parts=1))
+    return plan
 
 
 def half_box(box: Box, rows: int) -> Box | None:

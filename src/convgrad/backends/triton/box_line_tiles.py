@@ -19,7 +19,7 @@ SHAPES = ((128, 256, 8, 1), (256, 128, 8, 1), (128, 128, 8, 1), (128, 128, 4, 2)
           (256, 64, 4, 2), (128, 64, 4, 2), (64, 128, 4, 2), (64, 64, 4, 3), (256, 32, 4, 2), (128, 32, 4, 3))
 # What the cost model counts with, for one multiprocessor: operations and bytes a second, and seconds.
 PRODUCTS = 890e12 / MULTIPROCESSORS  # of tiles with 64 columns and more; fewer take the same time
-CACHE_RATE = 82e9
+CACHE_RATE = 90e9
 STEP_SECONDS = 0.01e-6
 DISTURBANCE = 0.5e-12  # seconds that a copied byte takes from the products
 ROW_SECONDS = 0.95e-9  # to copy a row of up to 128 bytes
@@ -27,8 +27,8 @@ MEMORY_RATE = 3.8e12  # of all together
 TILE_SECONDS = 0.8e-6  # to fill the pipeline, to store a tile
 STORE_RATE = 70e9
 LAUNCH_SECONDS = 4e-6
-TOGETHER = 1.05  # what programs that share a multiprocessor lose
-PARTS_SECONDS = 6e-6  # of the kernel that adds parts, beside its bytes
+TOGETHER = 1.09  # what programs that share a multiprocessor lose
+PARTS_SECONDS = 7e-6  # of the kernel that adds parts, beside its bytes
 PARTS_RATE = 2.5e12
 
 
