@@ -240,11 +240,11 @@ def in_runs(kind: str, geo: Geometry, strip: Strip, max_workspace: int | None, b
     limit = max(WORKSPACE_FLOOR, 2 * size)
     limit = limit if max_workspace is None else min(max_workspace, limit)
     tiles = -(-done.strips // strip.S) * channels
-    enough = False  # programs: more segments would only overlap more
+    enough = False  # tiles, for runs of even length too: more segments would only overlap more
     for segments in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128):
         if enough or (segments > 1 and done.steps // segments < max(2 * strip.UNROLL, 6)):
             break
-        enough = tiles * segments > 4 * at_once
+        enough = tiles * segments > (4 if kind == "input" else 32) * at_once
         if kind == "input":
             yield replace(strip, segments=segments)
             continue
