@@ -139,11 +139,11 @@ SMALL = [
     ("n2 c6 k6 i7x9 w3x3 p1x1 g6 NHWC OHWI", Strip(3, 2, 8, UNROLL=2, AHEAD=2)),
     ("n2 c6 k6 i8x9 w3x3 s2x2 p1x1 g6 NHWC OHWI", Strip(4, 2, 8, segments=2)),
     ("n2 c5 k5 i9x7 w4x5 s3x1 p2:0x2 g5 NHWC OHWI", Strip(4, 1, 8, UNROLL=2)),
-    ("n2 c5 k5 i9x7 w2x2 s3x3 g5 NHWC OHWI", Strip(6, 1, 8)),
-    ("n2 c5 k5 i7x6 w3x3 p0:3x3:0 g5 NHWC OHWI", Strip(4, 1, 8)),
+    ("n1 c5 k5 i7x6 w2x2 s3x3 g5 NHWC OHWI", Strip(6, 1, 8)),
+    ("n1 c5 k5 i5x4 w3x3 p0:3x3:0 g5 NHWC OHWI", Strip(4, 1, 8)),
     ("n2 c6 k6 i9x7 w3x3 d2x2 p2x2 g6 NHWC OHWI", Strip(3, 2, 8)),
     ("n2 c6 k6 i24 w4 p3:0 g6 NLC OLI", Strip(1, 2, 8, segments=2, UNROLL=3, turn=True)),
-    ("n2 c6 k6 i31 w3 d5 p5 g6 NLC OLI", Strip(1, 2, 8, UNROLL=3, AHEAD=2, turn=True)),
+    ("n1 c6 k6 i16 w3 d5 p5 g6 NLC OLI", Strip(1, 2, 8, UNROLL=3, AHEAD=2, turn=True)),
     ("n1 c6 k6 i3x6x5 w3x3x3 s1x2x1 p1x1x1 g6 NDHWC ODHWI", Strip(4, 2, 8, HELD=False)),
     ("n2 c6 k6 i8x5 w7x3 p3x1 g6 NHWC OHWI", Strip(3, 2, 8, LINES=2)),
 ]
@@ -163,7 +163,7 @@ def test_strips_agree_with_the_plain_kernels(text: str, strip: Strip, results: s
     strip = replace(strip, warps=WARPS, splits=3, SHARED=shared)
     if kind == "both" and geo.kernel[0] > 1:
         pytest.skip("one pass has two axes of taps")
-    if special and INTERPRETED and (problem.conv.axes == 3 or geo.taps > 10):
+    if special and INTERPRETED and "p0:3x3:0" not in text and "d5" not in text and "s3x3" not in text:
         pytest.skip("masked sums take long in the interpreter")
     if "bias" in problem.results and not strips.bias_rides(kind, geo, strip):
         problem = problem.with_(wrt=problem.wrt.removesuffix("+bias"))
@@ -173,7 +173,7 @@ def test_strips_agree_with_the_plain_kernels(text: str, strip: Strip, results: s
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("special", [False, True])
-@pytest.mark.parametrize("text", ["n2 c6 k6 i9x8 w7x5 p3x2 g6 NHWC OHWI", "n1 c6 k6 i7x8 w5x6 p4:1x2:3 g6 NHWC OHWI"])
+@pytest.mark.parametrize("text", ["n1 c6 k6 i6x5 w5x4 p3:1x2:1 g6 NHWC OHWI"])
 def test_many_taps_agree_with_the_plain_kernels(text: str, special: bool) -> None:
     problem = Problem.parse(f"input_grad bf16 {text} cuda")
     strip = Strip(3, 2, 8, UNROLL=2, warps=WARPS)

@@ -124,10 +124,12 @@ def read_taps(at, w_0, w_1, there, zero, STEP: gl.constexpr, K0: gl.constexpr, K
 
 
 @gluon.jit
-def store_row(at, column, there, sums, EXTENT: gl.constexpr, STEP: gl.constexpr, U: gl.constexpr):
+def store_row(at, column, there, sums, EXTENT: gl.constexpr, STEP: gl.constexpr, U: gl.constexpr,
+              BEYOND: gl.constexpr = False):
+    """Store U columns; with BEYOND some strips lie outside the image altogether."""
     for c in gl.static_range(U):
         ok = there
-        if EXTENT % U != 0:
+        if EXTENT % U != 0 or BEYOND:
             ok = there & (column + c < EXTENT)
         gl.store(at + c * STEP, sums[c].to(at.dtype.element_ty), mask=ok)
 

@@ -311,7 +311,8 @@ def slide_both_kernel(
                             line = taps[(t + age * T1) * K2:(t + age * T1) * K2 + K2]
                             sums = add_line(sums, old, line, U, WIDTH, T2, D2, P2, K2)
                             acc = weigh_window(acc, old, inputs, (t + age * T1) * K2, U, WIDTH, T2, D2, P2, K2)
-                    store_row(r_at + t * r_1, strip * U, there & (below(i + t, X1) & (step < last)), sums, X2, R2, U)
+                    store_row(r_at + t * r_1, strip * U, there & (below(i + t, X1) & (step < last)), sums, X2, R2, U,
+                              (Q2 + U // T2 - 1) // (U // T2) > (X2 + U - 1) // U)
                 ring = ring[WIDTH:]
                 step += 1
                 o += D1

@@ -239,9 +239,12 @@ def in_runs(kind: str, geo: Geometry, strip: Strip, max_workspace: int | None, b
     size = 4 * geo.groups * (geo.taps + bias)
     limit = max(WORKSPACE_FLOOR, 2 * size)
     limit = limit if max_workspace is None else min(max_workspace, limit)
+    tiles = -(-done.strips // strip.S) * channels
+    enough = False  # tiles, for runs of even length too: more segments would only overlap more
     for segments in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128):
-        if segments > 1 and done.steps // segments < max(2 * strip.UNROLL, 6):
+        if enough or (segments > 1 and done.steps // segments < max(2 * strip.UNROLL, 6)):
             break
+        enough = tiles * segments > (4 if kind == "input" else 32) * at_once
         if kind == "input":
             yield replace(strip, segments=segments)
             continue
