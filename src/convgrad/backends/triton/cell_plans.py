@@ -28,7 +28,8 @@ LAUNCH_SECONDS = 8e-6
 TILE_SECONDS = 0.6e-6
 WRITE_BYTES = 65e9  # of one multiprocessor
 STEP_SECONDS = 0.1e-6
-SHARED_BYTES = 222 * 1024
+# NOTE: the only tile seen wrong on an H200 (of 90, reason not known) was also the only one with over 217124 bytes
+SHARED_BYTES = 212 * 1024
 HALF_REGISTERS = 128  # a thread at the start, so that two programs fit a multiprocessor: 4 warps copy or wait
 MOST_SPREAD = WORKSPACE_FLOOR
 
