@@ -41,7 +41,8 @@ FEW = [
     "n3 c130 k5 i7x7 w3x3 p1x1", "n60 c5 k130 i2x2 w2x2", "n2 c3 k70 i13x12 w7x7 s2x2 p3x3",
 ]
 PATCHES = [
-    "n2 c3 k48 i16x16 w4x4 s4x4", "n10 c3 k40 i2x4x4 w2x4x4 s2x4x4", "n3 c5 k9 i4x3 w4x3", "n2 c1 k7 i4x6x8 w2x3x4 s2x3x4",
+    "n2 c3 k48 i16x16 w4x4 s4x4", "n10 c3 k40 i2x4x4 w2x4x4 s2x4x4", "n3 c5 k9 i4x3 w4x3",
+    "n2 c1 k7 i4x6x8 w2x3x4 s2x3x4",
     "n4 c6 k5 i9 w3 s3", "n2 c4 k6 i9x8 w3x2 s2x2 p1x0",
 ]
 CASES = ([("grouped", text) for text in DEPTHWISE + GROUPED] + [("few", text) for text in FEW + GROUPED[:3]]
