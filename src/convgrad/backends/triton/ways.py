@@ -1,12 +1,14 @@
 """The special ways to compute a result: each suits some problems, and tensors that lie as it needs them.
 
 A way is offered by its own file of plans and kernels; `plans.py` takes the one that the cost models expect to be the
-fastest (or the tuning cache names) and reads by pointers where no way takes the tensors.
+fastest (or the tuning cache names) and reads by pointers where no way takes the tensors. CONVGRAD_GPU_WITHOUT leaves ways
+out by the first words of their names ("cells,lines"), to compare or to avoid them.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -51,8 +53,9 @@ def weight_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choi
 
 def fastest_first(offers: tuple[Offer, ...], problem: Problem, geo: Geometry, max_workspace: int | None,
                   choice: Choice | None) -> list[Way]:
+    left_out = tuple(f"{name}_" for name in os.environ.get("CONVGRAD_GPU_WITHOUT", "").split(",") if name)
     found = [way for offer in offers if (way := offer(problem, geo, max_workspace, choice)) is not None]
-    return sorted(found, key=lambda way: way.seconds)
+    return sorted((way for way in found if not way.name.startswith(left_out)), key=lambda way: way.seconds)
 
 
 def short(problem: Problem) -> str:
