@@ -335,11 +335,3 @@ def or_plain(slid: Plan, plain: Sequence[Plan]) -> Plan:
 
     return slid._replace(run=run, workspace_bytes=max(slid.workspace_bytes, *(part.workspace_bytes for part in plain)),
                          notes=(*slid.notes, f"where channels are not neighbours in memory: {plain[0].kernel}"))
-
-
-def try_plan(problem, geo, kw):  # type: ignore
-    kind = {"input": input_plan, "weight": weight_plan, "weight+bias": weight_plan}.get(problem.wrt, both_plan)
-    kw = dict(kw)
-    if kw.pop("tall", False):
-        kind = tall_plan
-    return kind(problem, geo, Strip(**kw))
