@@ -108,7 +108,7 @@ struct Choice {
   int64_t block = 0, count = 0;                   // summed channels of a block, blocks
   int64_t panel = 0, panels = 0, share = 0;       // result channels of a panel, panels, panels of a task
   int64_t strips = 0, tasks = 0, box_bytes = 0, sums_bytes = 0;
-  bool own_weight = false;                        // see Correlation
+  int64_t own_panels = 0;                         // see Correlation
   int64_t most = 0, unit = 0;                     // pixels of a strip at most, and their grain
 };
 
@@ -142,7 +142,9 @@ class Search {
     choice.panel = rows ? gemm_.cols : ceil_div(results, choice.panels);
 
     const int64_t tiles = ceil_div(c_.extent[0], d) * ceil_div(c_.extent[1], h) * ceil_div(c_.extent[2], w);
-    choice.own_weight = geo_.N * tiles == 1 && gemm_.parts == 1;
+    choice.tasks = geo_.N * geo_.G * tiles;
+    const int64_t even_share = std::max<int64_t>(1, choice.panels / ceil_div(tasks_wanted, choice.tasks));
+    if (geo_.N * tiles == 1 && gemm_.parts == 1) choice.own_panels = std::min(even_share, c_.panels_together());
 
     // As many summed channels as the budget of the box allows, in even blocks.
     const int64_t positions = choice.box.positions(), all = c_.padded(c_.reduced);
@@ -150,8 +152,10 @@ class Search {
     int64_t fitting = std::min(all, box_budget / (positions * bytes_ * gemm_.parts) / multiple * multiple);
     if (gemm_.near_k > 0)  // every strip reads the whole panel
       fitting = std::min(fitting, panel_budget / (most_taps_ * gemm_.cols * bytes_ * gemm_.parts) / multiple * multiple);
-    if (choice.own_weight)
-      fitting = std::min(fitting, own_panel_budget / (most_taps_ * choice.panel * bytes_) / multiple * multiple);
+    if (choice.own_panels > 0) {
+      const int64_t row = most_taps_ * choice.panel * choice.own_panels * bytes_;
+      fitting = std::min(fitting, own_panel_budget / row / multiple * multiple);
+    }
     choice.count = ceil_div(c_.reduced, std::max(fitting, std::min(all, multiple)));
     choice.block = std::min(all, round_up(ceil_div(c_.reduced, choice.count), multiple));
     choice.count = ceil_div(c_.reduced, choice.block);
@@ -162,12 +166,10 @@ class Search {
     choice.strips = std::max(ceil_div(joined(choice), choice.most), h * (ceil_div(w, choice.most) + segments)) * d;
 
     // Panels of a task: all, unless sums between channel blocks would take too much, or tasks would be too few.
-    choice.tasks = geo_.N * geo_.G * tiles;
     choice.share = choice.panels;
     if (choice.count > 1)
       choice.share = std::clamp(sums_budget / (choice.strips * phases_ * tile_sums()), int64_t(1), choice.share);
-    const int64_t parts = std::max<int64_t>(1, ceil_div(tasks_wanted, choice.tasks));
-    choice.share = std::min(choice.share, std::max<int64_t>(1, choice.panels / parts));
+    choice.share = std::min(choice.share, even_share);
     choice.sums_bytes = (choice.count > 1 ? 1 + choice.strips * choice.share * phases_ : 1) * tile_sums();
     return choice;
   }
@@ -175,7 +177,7 @@ class Search {
   // Bytes for one thread, a little generously.
   int64_t workspace(const Choice& choice) const {
     const int64_t channels = round_up(c_.reduced, std::max<int64_t>(gemm_.k_multiple, 16)) + choice.count * 32;
-    const int64_t weight = choice.own_weight ? most_taps_ * choice.panel * (choice.block + 32)
+    const int64_t weight = choice.own_panels ? most_taps_ * choice.panel * choice.own_panels * (choice.block + 32)
                                              : c_.tap_total * choice.panels * choice.panel * geo_.G * channels;
     return choice.box_bytes + choice.sums_bytes + 4096 + weight * bytes_ * gemm_.parts;
   }
@@ -204,7 +206,7 @@ class Search {
     const double tasks = double(choice.tasks) * repeats, uneven = std::ceil(tasks / 4) * 4 / std::max(tasks, 1.0);
     const double weight = taps * reduced * double(geo_.G * c_.results);
     return tile * double(choice.tasks) * (0.75 + 0.25 * uneven) +
-           weight * (choice.own_weight ? own_weight_cycles : weight_cycles);
+           weight * (choice.own_panels ? own_weight_cycles : weight_cycles);
   }
 
  private:
@@ -261,17 +263,17 @@ double Correlation::choose_blocking(int64_t element_bytes, int64_t limit, int64_
   panels = chosen.panels;
   panels_block = chosen.share;
   blocks = ceil_div(panels, panels_block);
-  own_weight = chosen.own_weight;
+  own_panels = chosen.own_panels;
   int64_t most_taps = 0;
   for (const Phase& phase : phases) most_taps = std::max(most_taps, phase.tap_count);
-  const int64_t weight_elements = own_weight ? spaced(channel_block) * most_taps * panel
+  const int64_t weight_elements = own_panels ? spaced(channel_block) * most_taps * panel * own_panels
                                              : problem.geo.G * channel_pad * tap_total * panels * panel;
   weight_plane = round_up(weight_elements * element_bytes + 256, 64);
-  weight_bytes = own_weight ? 0 : gemm->parts * weight_plane;
+  weight_bytes = own_panels ? 0 : gemm->parts * weight_plane;
   box_plane = round_up(chosen.box_bytes / gemm->parts + 2 * gemm->cols * element_bytes, 64);
   box_bytes = gemm->parts * box_plane;
   sums_bytes = chosen.sums_bytes;
-  slot_bytes = box_bytes + sums_bytes + (own_weight ? weight_plane : 0);
+  slot_bytes = box_bytes + sums_bytes + (own_panels ? weight_plane : 0);
   return best;
 }
 
@@ -285,7 +287,7 @@ std::string Correlation::describe() const {
                 (long long)tap_total, (long long)tile[0], (long long)tile[1], (long long)tile[2],
                 (long long)(tiles[0] * tiles[1] * tiles[2]), (long long)box.positions(), (long long)channel_block,
                 (long long)reduced, (long long)panels, (long long)panel, (long long)blocks,
-                own_weight ? ", each packed where it is used" : "", (long long)tasks());
+                own_panels ? ", packed where they are used" : "", (long long)tasks());
   return text;
 }
 

@@ -1,6 +1,7 @@
 // The correlation: packs the weight once, then every task packs boxes, multiplies and stores one tile of results.
 #include "dense_prefetch.h"
 #include "dense_run.h"
+#include "dense_strips.h"
 
 #include <algorithm>
 #include <cstring>
@@ -9,19 +10,6 @@
 
 namespace convgrad {
 namespace {
-
-// The taps that land for some pixels, as offsets (bytes) into the box and into the packed weight.
-struct TapList {
-  int first[3], last[3];  // positions in the phase's lists of taps
-  std::vector<int64_t> box_offset, weight_offset;
-  bool whole;  // every tap of the list lands for every pixel it is used for
-};
-
-// Neighbouring positions of the box, the pixels of one micro-kernel call (some of them may be no pixel).
-struct Strip {
-  int64_t depth, position, count;
-  size_t taps;  // index of its TapList
-};
 
 // One task: a tile of pixels of one image, one group, one block of result channels.
 template <typename T>
@@ -50,14 +38,14 @@ class TileTask {
     const char* first_channel = view.data + group_ * plan_.reduced * view.channel_stride;
     bool clean = true;
     plan_prefetch();
-    const bool direct = reads_directly(view);
+    direct_ = reads_directly(view);
     for (int64_t block = 0; block < plan_.channel_blocks; ++block) {
       view.data = first_channel + block * plan_.channel_block * view.channel_stride;
       view.channels = run_.block_channels(block);
       view.channels_padded = run_.block_pad(block);
       box_pitch_ = plan_.pixels_are_rows ? row_pitch(view.channels_padded, sizeof(T))
                                          : plan_.box.positions() * Packed<T>::pair;
-      if (direct) {
+      if (direct_) {
         read_directly(view);
       } else {
         pack_box(packer_, view, plan_.box, origin_,
@@ -108,27 +96,43 @@ class TileTask {
     prefetch_.spread(ceil_div(pixels, most) * plan_.panels_block * plan_.channel_blocks * int64_t(plan_.phases.size()));
   }
 
-  // A kernel of one tap without padding and channels that lie as the micro-kernel reads them: no packing at all.
+  // Where no tap meets padding and channels lie as the micro-kernel reads them, there is no packing at all. Not where
+  // pixels lie so far apart that a strip of them would fall into a few sets of the first-level cache.
   bool reads_directly(const Source& view) const {
     const int64_t size = sizeof(T), pixel = view.stride[2] * plan_.taps[2].step;
-    if (!plan_.pixels_are_rows || plan_.tap_total != 1 || plan_.channel_blocks != 1) return false;
+    if (!plan_.pixels_are_rows || plan_.channel_blocks != 1 || plan_.phases.size() != 1) return false;
     if (!run_.packer.stored_as_packed() || view.channel_stride != size || pixel <= 0 || pixel % size) return false;
     if (plan_.reduced != plan_.padded(plan_.reduced) || reinterpret_cast<uintptr_t>(view.data) % size) return false;
+    if (plan_.tap_total > 1 && pixel % 2048 == 0) return false;
     for (int axis = 0; axis < 3; ++axis) {
-      if (plan_.taps[axis].offset.size() != 1) return false;  // taps that never land
-      const int64_t at = origin_[axis] * plan_.taps[axis].step + plan_.taps[axis].offset[0];
+      // All taps of the kernel must be there and land.
+      if (int64_t(plan_.phases[0].axis[axis]->taps.size()) != plan_.problem.geo.kernel[axis]) return false;
+      if (view.stride[axis] % size) return false;
       const int64_t length = std::min(plan_.tile[axis], plan_.extent[axis] - origin_[axis]);
-      if (at < 0 || at + (length - 1) * plan_.taps[axis].step >= plan_.source_size[axis]) return false;
+      for (int64_t offset : plan_.taps[axis].offset) {
+        const Range pixels = landing(origin_[axis], length, plan_.taps[axis].step, offset, plan_.source_size[axis]);
+        if (pixels.first != 0 || pixels.last != length) return false;
+      }
     }
-    return (plan_.tile[1] == 1 || view.stride[1] * plan_.taps[1].step == plan_.box.pitch * pixel) &&
-           (plan_.tile[0] == 1 || view.stride[0] * plan_.taps[0].step == plan_.box.height * plan_.box.pitch * pixel);
+    return true;
   }
   void read_directly(const Source& view) {
     box_pitch_ = view.stride[2] * plan_.taps[2].step / int64_t(sizeof(T));
     const char* at = view.data;
-    for (int axis = 0; axis < 3; ++axis)
-      at += (origin_[axis] * plan_.taps[axis].step + plan_.taps[axis].offset[0]) * view.stride[axis];
+    for (int axis = 0; axis < 3; ++axis) {
+      step_[axis] = plan_.taps[axis].step * view.stride[axis];
+      stride_[axis] = view.stride[axis];
+      at += origin_[axis] * step_[axis];
+    }
     box_ = reinterpret_cast<const T*>(at);
+  }
+  // Whether the rows of a tile follow each other as they do in a box.
+  bool rows_touch() const { return !direct_ || step_[1] == plan_.box.pitch * step_[2]; }
+  // Bytes from the start of the box (or of the tensor) to a strip.
+  int64_t strip_at(const Strip& strip) const {
+    if (!direct_) return strip.position * box_pitch_ * int64_t(sizeof(T));
+    const int64_t start = strip.position - strip.depth * plan_.box.height * plan_.box.pitch;
+    return strip.depth * step_[0] + start / plan_.box.pitch * step_[1] + start % plan_.box.pitch * step_[2];
   }
 
   // NOTE: the last strip of a box reads past its end; the sums are dropped, but must not be slow (subnormals).
@@ -145,163 +149,71 @@ class TileTask {
       length[axis] = std::min(plan_.tile[axis], phase.axis[axis]->count - origin_[axis]);
       if (length[axis] <= 0) return true;
     }
-    collect_strips(phase, length, run_.block_pad(block));
+    cutter_.cut(plan_, phase, origin_, length, rows_touch());
+    collect_offsets(phase, run_.block_pad(block));
     const bool last_block = block + 1 == plan_.channel_blocks;
     const int64_t first_panel = block_ * plan_.panels_block;
     const int64_t last_panel = std::min(plan_.panels, first_panel + plan_.panels_block);
     bool clean = true;
     for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-      const T* weight = own_weight_;
-      if (plan_.own_weight) {
-        pack_panel(run_, group_, block, phase, panel, own_weight_);
-      } else {
-        weight = run_.weight + run_.weight_at(group_, block, phase, panel);
-      }
-      for (const Strip& strip : strips_) {
+      const int64_t own = plan_.own_panels ? (panel - first_panel) % plan_.own_panels : 0;
+      if (plan_.own_panels && own == 0)
+        pack_panels(run_, group_, block, phase, panel, std::min(plan_.own_panels, last_panel - panel), own_weight_);
+      const T* weight = plan_.own_panels ? own_weight_ + own * run_.panel_step(phase, block)
+                                         : run_.weight + run_.weight_at(group_, block, phase, panel);
+      for (const Strip& strip : cutter_.strips()) {
         Sum* sums = sums_;
         if (plan_.channel_blocks > 1) sums += tile_sums_ * (1 + sums_before++);
         if (last_block) fetch_result(phase, panel, strip, length);
         multiply(weight, panel, strip, block, careful, sums, phase, length);
         if (plan_.gemm->near_k == 0) prefetch_.some();
-        if (last_block) clean &= store(phase, panel, strip, length, sums) || careful || tap_lists_[strip.taps].whole;
+        if (last_block) clean &= store(phase, panel, strip, length, sums) || careful || cutter_.tap_sets()[strip.taps].whole;
       }
     }
     return clean;
   }
 
-  // Taps of one axis that land for at least one of the pixels [from, from + count) of the tile: a range, because
-  // offsets rise or fall with the tap.
-  struct TapRange {
-    int first, last;
-    bool whole;
-    bool operator==(const TapRange&) const = default;
-  };
-  TapRange landing_taps(const Phase& phase, int axis, int64_t from, int64_t count) const {
-    const std::vector<int>& list = phase.axis[axis]->taps;
-    TapRange range{0, 0, true};
-    for (size_t i = 0; i < list.size(); ++i) {
-      const Range pixels = landing(origin_[axis] + from, count, plan_.taps[axis].step,
-                                   plan_.taps[axis].offset[size_t(list[i])], plan_.source_size[axis]);
-      if (pixels.empty()) continue;
-      if (range.first == range.last) range.first = int(i);
-      range.last = int(i) + 1;
-      range.whole &= pixels.first == 0 && pixels.last == count;
-    }
-    return range;
-  }
-
-  size_t tap_list(const Phase& phase, const TapRange& d, const TapRange& h, const TapRange& w, int64_t pad) {
-    const TapRange ranges[3] = {d, h, w};
-    for (size_t i = 0; i < tap_lists_.size(); ++i) {
-      bool same = true;
-      for (int axis = 0; axis < 3; ++axis)
-        same &= tap_lists_[i].first[axis] == ranges[axis].first && tap_lists_[i].last[axis] == ranges[axis].last;
-      if (same && tap_lists_[i].whole == (d.whole && h.whole && w.whole)) return i;
-    }
-    TapList list;
-    for (int axis = 0; axis < 3; ++axis) {
-      list.first[axis] = ranges[axis].first;
-      list.last[axis] = ranges[axis].last;
-    }
-    list.whole = d.whole && h.whole && w.whole;
+  // For every set of taps that the strips use, the offsets of its taps into the box and into the packed weight.
+  void collect_offsets(const Phase& phase, int64_t pad) {
     const std::vector<int>&taps_d = phase.axis[0]->taps, &taps_h = phase.axis[1]->taps, &taps_w = phase.axis[2]->taps;
     const int64_t box_step = plan_.pixels_are_rows ? box_pitch_ : Packed<T>::pair;
-    for (int td = d.first; td < d.last; ++td)
-      for (int th = h.first; th < h.last; ++th)
-        for (int tw = w.first; tw < w.last; ++tw) {
-          const int64_t index = (td * int64_t(taps_h.size()) + th) * int64_t(taps_w.size()) + tw;
-          const int64_t position =
-              plan_.box.tap_position(taps_d[size_t(td)], taps_h[size_t(th)], taps_w[size_t(tw)]);
-          list.box_offset.push_back(position * box_step * int64_t(sizeof(T)));
-          list.weight_offset.push_back(index * run_.tap_step(pad) * int64_t(sizeof(T)));
-        }
-    tap_lists_.push_back(std::move(list));
-    return tap_lists_.size() - 1;
-  }
-
-  // Cuts the pixels of the tile into strips, plane by plane, by whichever of three ways costs least: running over the
-  // rows without a break (positions between rows are dropped), row by row with only the taps that land in that row, or
-  // also by the columns where the set of landing taps changes.
-  void collect_strips(const Phase& phase, const int64_t (&length)[3], int64_t pad) {
-    const int64_t most = plan_.pixels_are_rows ? plan_.gemm->max_rows : plan_.gemm->cols;
-    const int64_t unit = plan_.pixels_are_rows ? (most == 32 ? 16 : 1) : plan_.gemm->run_half ? most / 2 : most;
-    const double fixed = plan_.pixels_are_rows && unit == 1 ? 0.6 : 0.04 * double(most);
-    auto cost = [&](int64_t count, const TapRange& h, const TapRange& w) {
-      // Fewer than four rows of sums wait for each other's results.
-      const double rows = double(std::max<int64_t>(round_up(count, unit), 4)) + double(ceil_div(count, most)) * fixed;
-      return rows * (h.last - h.first) * (w.last - w.first);
-    };
-    strips_.clear();
-    tap_lists_.clear();
-    auto cut = [&](int64_t depth, int64_t from, int64_t count, size_t taps) {
-      const int64_t size = plan_.pixels_are_rows ? round_up(ceil_div(count, ceil_div(count, most)), unit) : most;
-      for (int64_t i = 0; i < count; i += size) strips_.push_back({depth, from + i, std::min(size, count - i), taps});
-    };
-    const TapRange all_h = landing_taps(phase, 1, 0, length[1]), all_w = landing_taps(phase, 2, 0, length[2]);
-    const int64_t joined = (length[1] - 1) * plan_.box.pitch + length[2];
-    rows_.clear();
-    double row_cost = 0, joined_cost = cost(joined, all_h, all_w);
-    for (int64_t row = 0; row < length[1]; ++row) {
-      rows_.push_back(landing_taps(phase, 1, row, 1));
-      row_cost += cost(length[2], rows_.back(), all_w);
-    }
-    // Columns where the set of taps changes: where a tap begins or ceases to land.
-    segments_.clear();
-    double segment_cost = 0;
-    if (!all_w.whole) {
-      edges_.assign(1, 0);
-      for (int tap : phase.axis[2]->taps) {
-        const Range pixels = landing(origin_[2], length[2], plan_.taps[2].step, plan_.taps[2].offset[size_t(tap)],
-                                     plan_.source_size[2]);
-        edges_.push_back(pixels.first);
-        edges_.push_back(pixels.last);
-      }
-      std::sort(edges_.begin(), edges_.end());
-      edges_.push_back(length[2]);
-      for (size_t i = 0; i + 1 < edges_.size(); ++i) {
-        if (edges_[i] == edges_[i + 1]) continue;
-        const TapRange taps = landing_taps(phase, 2, edges_[i], edges_[i + 1] - edges_[i]);
-        if (!segments_.empty() && segments_.back().taps == taps) {
-          segments_.back().count += edges_[i + 1] - edges_[i];
-        } else {
-          segments_.push_back({edges_[i], edges_[i + 1] - edges_[i], taps});
-        }
-      }
-      for (const TapRange& row : rows_)
-        for (const Segment& segment : segments_) segment_cost += cost(segment.count, row, segment.taps);
-    }
-    if (segments_.empty() || row_cost <= segment_cost) {
-      segments_.assign(1, {0, length[2], all_w});
-      segment_cost = row_cost;
-    }
-    for (int64_t depth = 0; depth < length[0]; ++depth) {
-      const TapRange d = landing_taps(phase, 0, depth, 1);
-      const int64_t plane = depth * plan_.box.height * plan_.box.pitch;
-      if (joined_cost <= segment_cost) {
-        cut(depth, plane, joined, tap_list(phase, d, all_h, all_w, pad));
-        continue;
-      }
-      for (int64_t row = 0; row < length[1]; ++row)
-        for (const Segment& segment : segments_)
-          cut(depth, plane + row * plan_.box.pitch + segment.first, segment.count,
-              tap_list(phase, d, rows_[size_t(row)], segment.taps, pad));
+    const std::vector<TapSet>& sets = cutter_.tap_sets();
+    offsets_.resize(sets.size());
+    for (size_t i = 0; i < sets.size(); ++i) {
+      const TapSet& set = sets[i];
+      offsets_[i].box.clear();
+      offsets_[i].weight.clear();
+      for (int td = set.first[0]; td < set.last[0]; ++td)
+        for (int th = set.first[1]; th < set.last[1]; ++th)
+          for (int tw = set.first[2]; tw < set.last[2]; ++tw) {
+            const int64_t index = (td * int64_t(taps_h.size()) + th) * int64_t(taps_w.size()) + tw;
+            const int tap[3] = {taps_d[size_t(td)], taps_h[size_t(th)], taps_w[size_t(tw)]};
+            int64_t offset = 0;
+            if (direct_) {
+              for (int axis = 0; axis < 3; ++axis) offset += plan_.taps[axis].offset[size_t(tap[axis])] * stride_[axis];
+            } else {
+              offset = plan_.box.tap_position(tap[0], tap[1], tap[2]) * box_step * int64_t(sizeof(T));
+            }
+            offsets_[i].box.push_back(offset);
+            offsets_[i].weight.push_back(index * run_.tap_step(pad) * int64_t(sizeof(T)));
+          }
     }
   }
 
   void multiply(const T* weight, int64_t panel, const Strip& strip, int64_t block, bool careful, Sum* sums,
                 const Phase& phase, const int64_t (&length)[3]) {
     const Gemm& gemm = *plan_.gemm;
-    const TapList& taps = tap_lists_[strip.taps];
+    const Offsets& taps = offsets_[strip.taps];
     const int64_t pad = run_.block_pad(block), channels = std::min(plan_.panel, plan_.results - panel * plan_.panel);
     GemmCall call;
     const char* box = reinterpret_cast<const char*>(box_);
     if (plan_.pixels_are_rows) {
-      call.a = box + strip.position * box_pitch_ * int64_t(sizeof(T));
+      call.a = box + strip_at(strip);
       call.lda = box_pitch_ * int64_t(sizeof(T));
-      call.a_offset = taps.box_offset.data();
+      call.a_offset = taps.box.data();
       call.b = reinterpret_cast<const char*>(weight);
       call.ldb = plan_.panel * Packed<T>::pair * int64_t(sizeof(T));
-      call.b_offset = taps.weight_offset.data();
+      call.b_offset = taps.weight.data();
       call.rows = int(strip.count);
       call.a_plane = plan_.box_plane;
       call.b_plane = plan_.weight_plane;
@@ -309,10 +221,10 @@ class TileTask {
     } else {
       call.a = reinterpret_cast<const char*>(weight);
       call.lda = run_.weight_pad(pad) * int64_t(sizeof(T));
-      call.a_offset = taps.weight_offset.data();
+      call.a_offset = taps.weight.data();
       call.b = box + strip.position * Packed<T>::pair * int64_t(sizeof(T));
       call.ldb = box_pitch_ * int64_t(sizeof(T));
-      call.b_offset = taps.box_offset.data();
+      call.b_offset = taps.box.data();
       call.rows = int(channels);
       call.a_plane = plan_.weight_plane;
       call.b_plane = plan_.box_plane;
@@ -323,7 +235,7 @@ class TileTask {
     call.ldc = gemm.cols;
     call.k = pad;
     call.accumulate = block > 0;
-    call.batch = int64_t(taps.box_offset.size());
+    call.batch = int64_t(taps.box.size());
     const char* lines[Prefetch::most_taken];
     if (gemm.near_k > 0) {
       call.fetch = lines;
@@ -338,14 +250,14 @@ class TileTask {
                           const Phase& phase, const int64_t (&length)[3]) {
     const Gemm& gemm = *plan_.gemm;
     const int64_t plane = plan_.box.height * plan_.box.pitch, start = strip.position % plane, count = strip.count;
-    const TapList& taps = tap_lists_[strip.taps];
+    const TapSet& taps = cutter_.tap_sets()[strip.taps];
     std::vector<Sum> part(size_t(gemm.max_rows * gemm.cols));
     if (block == 0) std::fill(sums, sums + tile_sums_, Sum(0));
     call.c = reinterpret_cast<char*>(part.data());
     call.accumulate = false;
     call.batch = 1;
     int tap[3] = {taps.first[0], taps.first[1], taps.first[2]};
-    for (size_t n = 0; n < taps.box_offset.size(); ++n) {
+    for (size_t n = 0; n < offsets_[strip.taps].box.size(); ++n) {
       for (int64_t i = 0; i < count; ++i) {
         const int64_t pixel[3] = {strip.depth, (start + i) / plan_.box.pitch, (start + i) % plan_.box.pitch};
         bool lands = true;
@@ -429,20 +341,18 @@ class TileTask {
   const Run<T>& run_;
   const Correlation& plan_;
   Packer<T> packer_;
+  bool direct_ = false;  // the tensor itself is read
+  int64_t step_[3], stride_[3];  // then: bytes from a pixel, or a coordinate of the source, to the next one
   int64_t origin_[3], block_, group_, image_, next_, box_pitch_ = 0, tile_sums_;
   T *own_box_, *own_weight_;
   const T* box_ = nullptr;  // own_box_, or the tensor itself
   Prefetch prefetch_;
   Sum* sums_;
-  struct Segment {
-    int64_t first, count;
-    TapRange taps;
+  struct Offsets {
+    std::vector<int64_t> box, weight;
   };
-  std::vector<TapList> tap_lists_;
-  std::vector<Strip> strips_;
-  std::vector<TapRange> rows_;
-  std::vector<int64_t> edges_;
-  std::vector<Segment> segments_;
+  std::vector<Offsets> offsets_;  // of the cutter's sets of taps
+  StripCutter cutter_;
   bool lands_[64];
 };
 
@@ -459,7 +369,7 @@ bool run_correlation(const Correlation& plan, const Arguments& arguments) {
     write_zeros(run.result, extent, plan.problem.out_dtype, arguments.threads);
   }
   if (plan.phases.empty()) return true;
-  if (!plan.own_weight) pack_weight(run);
+  if (!plan.own_panels) pack_weight(run);
   parallel_for(plan.tasks(), arguments.threads, [&](int64_t task, int slot) {
     if (run.outside.load(std::memory_order_relaxed)) return;
     const GemmScope scope(*plan.gemm);

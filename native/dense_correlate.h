@@ -6,6 +6,7 @@
 // inserted zero.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 
 #include "dense_box.h"
@@ -47,7 +48,8 @@ struct Correlation {
   BoxLayout box;
   int64_t channel_block, channel_blocks, channel_pad;  // of the summed channels
   int64_t panel, panels, panels_block, blocks;         // of the result channels
-  bool own_weight = false;  // a panel is used by one task only, which packs it for itself: it never leaves the cache
+  // A panel is used by one task only, which packs so many of them at a time for itself: they never leave the cache.
+  int64_t own_panels = 0;
   int64_t weight_bytes = 0, box_bytes = 0, sums_bytes = 0, slot_bytes = 0;  // none where no tap lands
   int64_t weight_plane = 0, box_plane = 0;  // bytes of one part of the packed weight, of the box
 
@@ -56,6 +58,12 @@ struct Correlation {
   int64_t tasks() const { return problem.geo.N * problem.geo.G * blocks * tiles[0] * tiles[1] * tiles[2]; }
   // Tiles read the weight of all taps for a few summed channels at a time: so it is packed.
   bool taps_inside() const { return pixels_are_rows && gemm->near_k > 0; }
+  // Panels that lie side by side in memory, so that packing them together reads runs of half a kibibyte.
+  int64_t panels_together() const {
+    const int64_t size = size_of(problem.dtype);
+    const int64_t result_stride = problem.w_nominal[problem.wrt & wrt_output ? axis_o : axis_i];
+    return result_stride == size ? std::max<int64_t>(1, 512 / (gemm->cols * size)) : 1;
+  }
   int64_t padded(int64_t channels) const { return round_up(channels, gemm->k_multiple); }
 
   // Chooses orientation, tiles and blocks; returns the estimated cycles of one core, negative if `limit` bytes of

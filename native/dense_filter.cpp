@@ -10,20 +10,20 @@
 namespace convgrad {
 namespace {
 
-// One panel of result channels of one block of summed channels, in one phase.
+// Neighbouring panels of result channels of one block of summed channels, in one phase.
 template <typename T>
-struct Panel {
+struct Panels {
   static constexpr int pair = Packed<T>::pair, most_parts = pair == 1 ? 1 : 3;
   static constexpr int64_t room = 1024;  // elements of a line handled at once
   const Run<T>& run;
   const Packer<T>& packer;
   const Phase& phase;
-  int64_t first_result, results, channels, pad;  // result channels; summed channels and their padded count
-  const char* data;                              // of the first result and the first summed channel
+  int64_t results, channels, pad;  // result channels of all panels; summed channels and their padded count
+  const char* data;                // of the first result and the first summed channel
   int64_t result_stride, channel_stride;
   T* dst;
   // Element (result r, summed channel c) of a tap is at r*result_step + channel_at(c) + c%pair.
-  int64_t result_step, pair_step, tap_step;
+  int64_t result_step, pair_step, tap_step, panel_step;
 
   int64_t channel_at(int64_t c) const {
     if (!run.plan.taps_inside()) return c / pair * pair_step;
@@ -44,28 +44,36 @@ struct Panel {
       for (int th : phase.axis[1]->taps)
         for (int tw : phase.axis[2]->taps) taps.push_back(tap_at(td, th, tw));
     // Few summed channels through all taps, which may be neighbours in memory; more where the channels are.
-    const int64_t size = size_of(run.plan.problem.dtype);
-    int64_t few = channel_stride == size ? 128 / size : 16;
+    const int64_t size = size_of(run.plan.problem.dtype), width = run.plan.panel;
+    int64_t few = channel_stride == size ? 256 / size : 16;
     if (run.plan.taps_inside()) few = run.plan.gemm->k_multiple;
-    auto part = [&](int64_t c, size_t tap) {
-      return Matrix{data + c * channel_stride + taps[tap], result_stride, channel_stride, run.plan.panel, 0, results,
-                    std::clamp(channels - c, int64_t(0), few), std::min(few, pad - c)};
+    auto part = [&](int64_t c, size_t tap, int64_t result, int64_t count) {
+      return Matrix{data + c * channel_stride + taps[tap] + result * result_stride, result_stride, channel_stride, width,
+                    0, count, std::clamp(channels - c, int64_t(0), few), std::min(few, pad - c)};
     };
     for (int64_t c = 0; c < pad; c += few) {
       T* to = dst + channel_at(c);
       for (size_t tap = 0; tap < taps.size(); ++tap, to += tap_step) {
         if (tap + 1 < taps.size()) {
-          fetch(part(c, tap + 1), size);
+          fetch(part(c, tap + 1, 0, results), size);
         } else if (c + few < pad) {
-          fetch(part(c + few, 0), size);
+          fetch(part(c + few, 0, 0, results), size);
         }
-        if (run.plan.pixels_are_rows) {
-          packer(part(c, tap), Arrange::channel_pairs, to, pair_step);
-        } else {
-          packer(part(c, tap), Arrange::by_position, to, result_step);
+        T* panel = to;
+        for (int64_t result = 0; result < results; result += width, panel += panel_step) {
+          const Matrix matrix = part(c, tap, result, std::min(width, results - result));
+          if (run.plan.pixels_are_rows) {
+            packer(matrix, Arrange::channel_pairs, panel, pair_step);
+          } else {
+            packer(matrix, Arrange::by_position, panel, result_step);
+          }
         }
       }
     }
+  }
+
+  static void fetch_line(const char* line, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 64) fetch_to_read(line + at);
   }
 
   // Brings what will be packed next into the cache: its lines lie too far apart for the processor to guess them.
@@ -75,14 +83,16 @@ struct Panel {
     const int64_t lines = by_results ? next.last : next.channels, bytes = (by_results ? next.channels : next.last) * size;
     const char* line = next.data;
     for (int64_t i = 0; i < lines; ++i, line += by_results ? next.position_stride : next.channel_stride)
-      for (int64_t at = 0; at < bytes; at += 64) fetch_to_read(line + at);
+      fetch_line(line, bytes);
   }
 
   // The taps of a channel, and the channels of the inner axis, follow each other without a gap (OIDHW): every line is
   // read once, whole, and its elements are dealt out to the taps.
   Magnitudes pack_dense_taps(bool results_inside) const {
-    if constexpr (sizeof(T) < 8)
+    if constexpr (sizeof(T) < 8) {
       if (results_inside) return pack_dense_words();
+      if (result_step == pair) return pack_dense_results();
+    }
     const int64_t all_taps = run.plan.problem.geo.taps(), size = size_of(run.plan.problem.dtype);
     alignas(64) T line[most_parts * room];
     const Packer<T> reader = packer.with_plane(room);
@@ -92,7 +102,9 @@ struct Panel {
     for (int64_t j = 0; j < outer; ++j)
       for (int64_t i0 = 0; i0 < inner; i0 += some) {
         const int64_t count = std::min(some, inner - i0);
-        reader.line(data + j * outer_stride + i0 * all_taps * size, count * all_taps, line);
+        const char* from = data + j * outer_stride + i0 * all_taps * size;
+        if (j + 1 < outer) fetch_line(from + outer_stride, count * all_taps * size);
+        reader.line(from, count * all_taps, line);
         for (int part = 0; part < run.plan.gemm->parts; ++part)
           for_taps(dst + part * plane(), [&](int64_t tap, T* to) {
             const T* from = line + part * room + tap;
@@ -118,7 +130,9 @@ struct Panel {
         const int64_t count = std::min(some, results - i0), length = count * all_taps;
         for (int64_t p = 0; p < pair; ++p) {
           if (j + p < channels) {
-            reader.line(data + (j + p) * channel_stride + i0 * all_taps * size, length, lines[p]);
+            const char* from = data + (j + p) * channel_stride + i0 * all_taps * size;
+            if (j + pair + p < channels) fetch_line(from + pair * channel_stride, length * size);
+            reader.line(from, length, lines[p]);
           } else {
             std::fill_n(lines[p], most_parts * room, T{});
           }
@@ -138,6 +152,48 @@ struct Panel {
             } else {
               for (int64_t i = 0; i < count; ++i) std::memcpy(static_cast<void*>(to + i * result_step), line + i, 4);
             }
+          });
+        }
+      }
+    return reader.met();
+  }
+
+  // The same where the channels are inside and results become neighbours: sixteen lines are transposed by words.
+  Magnitudes pack_dense_results() const {
+    const int64_t all_taps = run.plan.problem.geo.taps(), size = size_of(run.plan.problem.dtype);
+    const GemmKernels& kernels = *run.plan.problem.isa->gemm;
+    constexpr int64_t rows = 16;
+    alignas(64) T line[most_parts * pair * room];
+    alignas(64) uint32_t words[most_parts][rows * room], turned[rows * room];
+    const Packer<T> reader = packer.with_plane(pair * room);
+    const int64_t some = std::max<int64_t>(1, 256 / all_taps) * pair;  // channels at once
+    for (int64_t j0 = 0; j0 < results; j0 += rows)
+      for (int64_t i0 = 0; i0 < channels; i0 += some) {
+        const int64_t count = std::min(rows, results - j0), inner = std::min(some, channels - i0);
+        const int64_t length = ceil_div(inner, pair) * all_taps;
+        for (int64_t j = 0; j < count; ++j) {
+          const char* from = data + (j0 + j) * result_stride + i0 * all_taps * size;
+          if (j0 + j + 1 < results) fetch_line(from + result_stride, inner * all_taps * size);
+          reader.line(from, inner * all_taps, line);
+          for (int part = 0; part < run.plan.gemm->parts; ++part) {
+            T* elements = line + part * pair * room;
+            uint32_t* row = words[part] + j * length;
+            std::fill(elements + inner * all_taps, elements + pair * length, T{});  // of a pair without a second channel
+            if constexpr (pair == 1) {
+              std::memcpy(row, elements, size_t(length) * 4);
+            } else {
+              for (int64_t at = 0; at < length; at += all_taps)
+                kernels.interleave16(&elements[2 * at].bits, &elements[2 * at + all_taps].bits, all_taps,
+                                     reinterpret_cast<uint16_t*>(row + at));
+            }
+          }
+        }
+        for (int part = 0; part < run.plan.gemm->parts; ++part) {
+          kernels.transpose32(words[part], length, count, length, turned, rows);
+          for_taps(dst + part * plane() + j0 * pair, [&](int64_t tap, T* to) {
+            const uint32_t* from = turned + tap * rows;
+            for (int64_t i = 0; i < inner; i += pair, from += all_taps * rows)
+              std::memcpy(static_cast<void*>(to + channel_at(i0 + i)), from, size_t(count) * 4);
           });
         }
       }
@@ -166,7 +222,8 @@ struct Panel {
 }  // namespace
 
 template <typename T>
-Magnitudes pack_panel(const Run<T>& run, int64_t group, int64_t block, const Phase& phase, int64_t panel, T* dst) {
+Magnitudes pack_panels(const Run<T>& run, int64_t group, int64_t block, const Phase& phase, int64_t first, int64_t count,
+                       T* dst) {
   const Correlation& plan = run.plan;
   const Geometry& geo = plan.problem.geo;
   const Tensor& w = run.arguments.w;
@@ -176,11 +233,11 @@ Magnitudes pack_panel(const Run<T>& run, int64_t group, int64_t block, const Pha
                      (geo.kernel[2] == 1 || w.stride[axis_w] == size) &&
                      (geo.kernel[1] == 1 || w.stride[axis_h] == geo.kernel[2] * size) &&
                      (geo.kernel[0] == 1 || w.stride[axis_d] == geo.kernel[1] * geo.kernel[2] * size);
-  const int64_t pad = run.block_pad(block), r0 = panel * plan.panel;
+  const int64_t pad = run.block_pad(block), r0 = first * plan.panel;
   const Packer<T> packer = run.packer.with_plane(plan.weight_plane / int64_t(sizeof(T)));
-  Panel<T> to{run, packer, phase, r0, std::min(plan.panel, plan.results - r0), run.block_channels(block), pad, nullptr,
-              forward ? w.stride[axis_o] : w.stride[axis_i], forward ? w.stride[axis_i] : w.stride[axis_o], dst, 0, 0,
-              run.tap_step(pad)};
+  Panels<T> to{run, packer, phase, std::min(count * plan.panel, plan.results - r0), run.block_channels(block), pad,
+               nullptr, forward ? w.stride[axis_o] : w.stride[axis_i], forward ? w.stride[axis_i] : w.stride[axis_o],
+               dst, 0, 0, run.tap_step(pad), run.panel_step(phase, block)};
   to.data = w.data + group * geo.group_out() * w.stride[axis_o] + block * plan.channel_block * to.channel_stride +
             r0 * to.result_stride;
   to.result_step = plan.pixels_are_rows ? Packed<T>::pair : run.weight_pad(pad);
@@ -189,30 +246,39 @@ Magnitudes pack_panel(const Run<T>& run, int64_t group, int64_t block, const Pha
     to.pack_by_strides();
     return packer.met();
   }
-  if (to.results < plan.panel || to.channels < pad) to.clear();
-  return to.pack_dense_taps(!forward);
+  Magnitudes met;
+  for (int64_t left = to.results; left > 0; left -= plan.panel) {
+    to.results = std::min(plan.panel, left);
+    if (to.results < plan.panel || to.channels < pad) to.clear();
+    met.merge(to.pack_dense_taps(!forward));
+    to.dst += to.panel_step;
+    to.data += plan.panel * to.result_stride;
+  }
+  return met;
 }
 
 template <typename T>
 void pack_weight(const Run<T>& run) {
   const Correlation& plan = run.plan;
-  const int64_t phases = int64_t(plan.phases.size());
-  const int64_t tasks = plan.problem.geo.G * plan.channel_blocks * phases * plan.panels;
-  parallel_for(tasks, run.arguments.threads, [&](int64_t task, int) {
-    const int64_t panel = task % plan.panels, rest = task / plan.panels;
+  const int64_t phases = int64_t(plan.phases.size()), others = plan.problem.geo.G * plan.channel_blocks * phases;
+  // Several panels at once, which are neighbours in memory, as long as there are enough tasks.
+  const int64_t together = std::clamp(others * plan.panels / 16, int64_t(1), plan.panels_together());
+  const int64_t parts = ceil_div(plan.panels, together);
+  parallel_for(others * parts, run.arguments.threads, [&](int64_t task, int) {
+    const int64_t panel = task % parts * together, rest = task / parts;
     const Phase& phase = plan.phases[size_t(rest % phases)];
     const int64_t block = rest / phases % plan.channel_blocks, group = rest / phases / plan.channel_blocks;
-    const Magnitudes met =
-        pack_panel(run, group, block, phase, panel, run.weight + run.weight_at(group, block, phase, panel));
+    const Magnitudes met = pack_panels(run, group, block, phase, panel, std::min(together, plan.panels - panel),
+                                       run.weight + run.weight_at(group, block, phase, panel));
     if (plan.gemm->parts == 1) return;
     std::lock_guard lock(run.mutex);
     run.weight_met.merge(met);
   });
 }
 
-template Magnitudes pack_panel(const Run<float>&, int64_t, int64_t, const Phase&, int64_t, float*);
-template Magnitudes pack_panel(const Run<double>&, int64_t, int64_t, const Phase&, int64_t, double*);
-template Magnitudes pack_panel(const Run<Bf16>&, int64_t, int64_t, const Phase&, int64_t, Bf16*);
+template Magnitudes pack_panels(const Run<float>&, int64_t, int64_t, const Phase&, int64_t, int64_t, float*);
+template Magnitudes pack_panels(const Run<double>&, int64_t, int64_t, const Phase&, int64_t, int64_t, double*);
+template Magnitudes pack_panels(const Run<Bf16>&, int64_t, int64_t, const Phase&, int64_t, int64_t, Bf16*);
 template void pack_weight(const Run<float>&);
 template void pack_weight(const Run<double>&);
 template void pack_weight(const Run<Bf16>&);

@@ -41,6 +41,10 @@ struct Run {
     const int64_t taps = phase.tap_base * plan.panels + panel * phase.tap_count;
     return before * row + weight_pad(block_pad(block)) * taps * plan.panel;
   }
+  // Elements from one panel to the next.
+  int64_t panel_step(const Phase& phase, int64_t block) const {
+    return weight_pad(block_pad(block)) * phase.tap_count * plan.panel;
+  }
   int64_t block_channels(int64_t block) const {
     return std::min(plan.channel_block, plan.reduced - block * plan.channel_block);
   }
@@ -56,8 +60,9 @@ struct Run {
 // Packs the whole weight, once per call: [group][channel block][phase][panel][tap][micro-kernel's layout].
 template <typename T>
 void pack_weight(const Run<T>& run);
-// Packs one panel of it; says what it met.
+// Packs `count` panels of it, from `first` on, one after the other; says what it met.
 template <typename T>
-Magnitudes pack_panel(const Run<T>& run, int64_t group, int64_t block, const Phase& phase, int64_t panel, T* dst);
+Magnitudes pack_panels(const Run<T>& run, int64_t group, int64_t block, const Phase& phase, int64_t first, int64_t count,
+                       T* dst);
 
 }  // namespace convgrad

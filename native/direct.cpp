@@ -25,10 +25,14 @@ bool direct_fits(const DirectUnits& units, const Tensor& a, const Tensor& b) {
   return a.stride[axis_c] == bytes && b.stride[axis_c] == bytes;
 }
 
-int64_t direct_pair(const Problem& problem) {
+bool bf16_pairs(const Problem& problem) {
   // NOTE: level 3 has a bf16 kernel only where vdpbf16ps is the fastest way to multiply bf16 (see isa.cpp).
-  const bool fast = problem.isa->level == 3 && problem.isa->gemm->bf16;
-  if (!fast || problem.dtype != Dtype::bf16 || problem.geo.kernel[1] < 2) return 0;
+  return problem.dtype == Dtype::bf16 && problem.isa->level == 3 && problem.isa->gemm->bf16 &&
+         !problem.isa->rounding(problem.dtype, problem.compute);
+}
+
+int64_t direct_pair(const Problem& problem) {
+  if (!bf16_pairs(problem) || problem.geo.kernel[1] < 2) return 0;
   const int64_t stride = problem.geo.stride[1];
   return problem.wrt == wrt_input ? stride / std::gcd(stride, problem.geo.dilation[1]) : 1;
 }
@@ -58,7 +62,7 @@ void pack_direct(const Geometry& geo, const DirectUnits& units, const Tensor& w,
 bool group_units(const Problem& problem, DirectUnits& units) {
   const Geometry& geo = problem.geo;
   const bool input = problem.wrt == wrt_input, f32 = problem.dtype == Dtype::f32;
-  const bool pairs = problem.dtype == Dtype::bf16 && problem.isa->level == 3 && problem.isa->gemm->bf16;
+  const bool pairs = bf16_pairs(problem);
   const int64_t to = input ? geo.group_in() : geo.group_out(), from = input ? geo.group_out() : geo.group_in();
   units = {problem.dtype, problem.isa->vector_bytes / 4, geo.G * to};
   units.group_to = to;

@@ -68,6 +68,8 @@ struct DirectWeightGrad {
 
 // The units of a problem that these kernels serve, whatever its arrays' strides; false: the problem is not theirs.
 bool direct_units(const Problem& problem, DirectUnits& units);
+// Whether bf16 operands are multiplied in pairs by vdpbf16ps.
+bool bf16_pairs(const Problem& problem);
 // The distance of taps along y that the correlation of a problem takes in pairs, or 0.
 int64_t direct_pair(const Problem& problem);
 // The units of a correlation with few channels per group; false: not served.

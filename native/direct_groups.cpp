@@ -86,7 +86,7 @@ template <int P>
 CONVGRAD_INLINE void finish_tile(Sweep& sweep, const char* from, char* to, const VecF* sum) {
   for (int p = 0; p < P; ++p) __builtin_prefetch(from + sweep.ahead + p * sweep.from_pixel);
 #pragma GCC unroll 16
-  for (int p = 0; p < P; ++p) put<Element>(to + p * sweep.to_pixel, sum[p], sweep.stream);
+  for (int p = 0; p < P; ++p) put<Element>(to + p * sweep.to_pixel, sum[p], !words_are_pairs && sweep.stream);
 }
 
 // Taps that read neighbouring pixels go three at a time, others one by one.

@@ -13,6 +13,7 @@
 namespace convgrad {
 
 static constexpr double cycles_per_byte = 0.25;  // of memory, one core
+static constexpr int64_t cache_bytes = 16 << 20;  // results that move more are written around the caches
 static constexpr int64_t most_images = 48;  // in a slab: several tiles of images share what is read of the weights
 
 LanePlanes channel_planes(const Tensor& tensor, int64_t image, int64_t first_channel, int64_t channels, int lanes,
@@ -263,7 +264,8 @@ double FewPlan::cycles() const {
 
 std::optional<Plan> plan_one(const Problem& problem, bool broadcast, std::string& why_not) {
   auto p = std::make_shared<FewPlan>(problem, broadcast);
-  p->stream = false;
+  const Geometry& geo = p->problem.geo;
+  p->stream = geo.N * (geo.C * geo.in_pixels() + geo.K * geo.out_pixels()) * size_of(problem.dtype) > cache_bytes;
   p->choose_boxes();
   Plan plan;
   if (!fit_workspace(plan, problem, p->packed_bytes + p->finite_bytes, p->scratch_bytes, p->cycles(), why_not))

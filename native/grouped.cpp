@@ -137,7 +137,7 @@ struct CorrelatePlan {
     bands = std::max(bands, std::min(divide_up(tasks_wanted, p.geo.N), divide_up(size[1], spare)));
     direct_rows = divide_up(size[1], bands);
     lines = prepare_lines();
-    direct_splits = direct ? std::clamp<int64_t>(tasks_wanted / (p.geo.N * bands), 1, divide_up(units.units(), 4)) : 1;
+    direct_splits = direct ? std::clamp<int64_t>(tasks_wanted / (p.geo.N * bands), 1, divide_up(units.units(), p.geo.taps() < 25 ? 4 : 1)) : 1;
   }
   CorrelatePlan(const CorrelatePlan&) = delete;
 

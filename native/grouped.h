@@ -59,6 +59,7 @@ struct LaneKernels {
   decltype(&generic::finite_lanes) finite;
   decltype(&generic::sum_lanes) sum;
   decltype(&generic::correlate_lines) lines;
+  decltype(&generic::weight_grad_lines) line_weight;
   decltype(&generic::correlate_direct) direct;
   decltype(&generic::weight_grad_direct) direct_weight;
   explicit LaneKernels(int level);

@@ -140,6 +140,7 @@ LaneKernels::LaneKernels([[maybe_unused]] int level)
       finite(CONVGRAD_LANE_KERNEL(finite_lanes)),
       sum(CONVGRAD_LANE_KERNEL(sum_lanes)),
       lines(CONVGRAD_LANE_KERNEL(correlate_lines)),
+      line_weight(CONVGRAD_LANE_KERNEL(weight_grad_lines)),
       direct(CONVGRAD_LANE_KERNEL(correlate_direct)),
       direct_weight(CONVGRAD_LANE_KERNEL(weight_grad_direct)) {}
 

@@ -12,6 +12,7 @@ namespace {
 
 constexpr double cycles_per_byte = 0.25, cycles_per_product = 1.15;
 constexpr int64_t tasks_wanted = 16;
+constexpr int64_t most_line_taps = 8;      // every tap reads the line again
 constexpr int64_t most_direct_taps = 128;  // above, the sums of a chunk leave the first-level cache for every band
 
 // Items are (image block, box) pairs; a chunk is a range of items whose products are summed by one task into sums of
@@ -24,6 +25,7 @@ struct WeightPlan {
   int64_t chunks, together, x_vectors, dy_vectors, sum_vectors, scratch_bytes;
   DirectUnits units;  // of the direct kernels, which take arrays with channels last
   bool direct;
+  bool lines;         // along one axis: its kernel takes arrays whose pixels lie together
   int64_t direct_rows, direct_pixels, direct_chunks;  // rows and pixels of dy at a time; chunks of such boxes
 
   explicit WeightPlan(const Problem& p)
@@ -35,6 +37,13 @@ struct WeightPlan {
     const int64_t parts = std::clamp<int64_t>(row * direct_rows / (l2_bytes / 2), 1, divide_up(p.geo.out[2], 16));
     direct_pixels = divide_up(p.geo.out[2], parts);
     direct_chunks = std::min(tasks_wanted, direct_boxes());
+    const Geometry& g = problem.geo;
+    lines = g.in[0] * g.in[1] == 1 && g.out[0] * g.out[1] == 1 && g.taps() == g.kernel[2] && g.taps() <= most_line_taps &&
+            p.dtype != Dtype::f64 && g.group_in() == 1 && g.group_out() == 1 && g.stride[2] == 1 &&
+            line_bytes() <= l2_bytes / 4;
+#if defined(__x86_64__)
+    if (bf16_pairs(problem)) kernels.line_weight = avx512_bf16::weight_grad_lines;
+#endif
   }
   WeightPlan(const WeightPlan&) = delete;
 
@@ -50,6 +59,7 @@ struct WeightPlan {
     const Geometry& g = problem.geo;
     return g.N * g.out[0] * divide_up(g.out[1], direct_rows) * divide_up(g.out[2], direct_pixels);
   }
+  int64_t line_bytes() const { return up_to_multiple((problem.geo.in[2] + problem.geo.out[2]) * 4, 64); }
   int64_t direct_entries() const { return (problem.geo.taps() + bias()) * units.unit(); }  // floats of one unit
   int64_t direct_bytes() const { return direct_chunks * units.units() * direct_entries() * 4; }
 
@@ -57,6 +67,7 @@ struct WeightPlan {
   template <typename T>
   void finish(const Arguments& args, int64_t block, char* sums) const;
   void run_direct(const Arguments& args) const;
+  void run_lines(const Arguments& args) const;
   void run(const Arguments& args) const;
 };
 
@@ -182,7 +193,34 @@ void WeightPlan::run_direct(const Arguments& args) const {
   });
 }
 
+// Every channel of every image is a line; a task has all images of its channels, in order.
+void WeightPlan::run_lines(const Arguments& args) const {
+  const Geometry& geo = problem.geo;
+  const int64_t entries = geo.taps() + bias(), pieces = std::min<int64_t>(geo.C, 4 * tasks_wanted);
+  float* sums = reinterpret_cast<float*>(args.workspace);
+  char* scratch = args.workspace + up_to_multiple(geo.C * entries * 4, 64);
+  const ElementCode code = result_code(problem);
+  parallel_for(pieces, args.threads, [&](int64_t piece, int slot) {
+    const int64_t first = geo.C * piece / pieces, last = geo.C * (piece + 1) / pieces;
+    LineWeightGrad job{operand_code(problem), nullptr, nullptr, args.x.stride[axis_c], args.y.stride[axis_c],
+                       last - first, geo.in[2], geo.out[2], geo.taps(), geo.dilation[2], geo.pad[2], bias(),
+                       sums + first * entries, reinterpret_cast<float*>(scratch + slot * line_bytes())};
+    std::fill_n(job.sums, job.lines * entries, 0.0f);
+    for (int64_t image = 0; image < geo.N; ++image) {
+      job.x = args.x.data + image * args.x.stride[axis_n] + first * args.x.stride[axis_c];
+      job.dy = args.y.data + image * args.y.stride[axis_n] + first * args.y.stride[axis_c];
+      kernels.line_weight(job);
+    }
+    for (int64_t c = first; c < last; ++c) {
+      write_taps(geo, args.w, args.w.data + c * args.w.stride[axis_o], code, sums + c * entries);
+      if (bias()) code.encode(sums + c * entries + geo.taps(), 1, args.db.data + c * args.db.stride[0], 0);
+    }
+  });
+}
+
 void WeightPlan::run(const Arguments& args) const {
+  const int64_t bytes = size_of(problem.dtype);
+  if (lines && args.x.stride[axis_w] == bytes && args.y.stride[axis_w] == bytes) return run_lines(args);
   if (direct && direct_fits(units, args.x, args.y)) return run_direct(args);
   const int64_t sum_bytes = sum_vectors * problem.isa->vector_bytes, blocks = spread.weight_blocks;
   char* scratch = args.workspace + chunks * blocks * sum_bytes;
@@ -229,6 +267,14 @@ std::optional<Plan> plan_grouped_weight(const Problem& problem, std::string& why
   const int64_t bytes = size_of(problem.dtype);
   if (p->direct && std::max(shared, p->direct_bytes()) + p->scratch_bytes > problem.max_workspace) p->direct = false;
   if (p->direct) shared = std::max(shared, up_to_multiple(p->direct_bytes(), 64));
+  const int64_t line_sums = up_to_multiple(geo.C * (geo.taps() + p->bias()) * 4, 64);
+  if (p->lines && std::max(shared, line_sums) + std::max(p->scratch_bytes, p->line_bytes()) > problem.max_workspace)
+    p->lines = false;
+  if (p->lines) {
+    shared = std::max(shared, line_sums);
+    p->scratch_bytes = std::max(p->scratch_bytes, p->line_bytes());
+  }
+  const bool lines = p->lines && problem.x_nominal[axis_w] == bytes && problem.y_nominal[axis_w] == bytes;
   const bool direct = p->direct && problem.x_nominal[axis_c] == bytes && problem.y_nominal[axis_c] == bytes;
   const double boxes = double(p->items()) * blocks;
   double cycles =
@@ -240,12 +286,13 @@ std::optional<Plan> plan_grouped_weight(const Problem& problem, std::string& why
   if (direct)
     cycles = double(geo.N) * geo.out_pixels() * blocks * (geo.taps() * landing_share(geo) * cycles_per_product + 2) +
              double(p->direct_boxes()) * blocks * geo.taps() * 3 + lane_weight_cycles(geo);
+  if (lines) cycles = double(geo.N) * geo.C * (divide_up(geo.out[2], 16) * (2.5 * geo.taps() + 4) + 40 * geo.taps());
   const double moved = double(geo.N) * (geo.C * geo.in_pixels() + geo.K * geo.out_pixels()) * bytes;
 
   Plan plan;
-  plan.kernel = std::string(geo.group_in() == 1 ? "depthwise" : "grouped") + (direct ? "_direct_weight_" : "_weight_") + (p->f64() ? "f64_" : "f32_") +
+  plan.kernel = std::string(geo.group_in() == 1 ? "depthwise" : "grouped") + (direct ? "_direct_weight_" : lines ? "_line_weight_" : "_weight_") + (p->f64() ? "f64_" : "f32_") +
                 std::to_string(p->spread.lanes) + "lanes_" + compiled_level(problem.isa->level);
-  if (direct) plan.doubt = 1;  // nothing but products and memory to estimate
+  if (direct || lines) plan.doubt = 1;  // nothing but products and memory to estimate
   if (!fit_workspace(plan, problem, shared, p->scratch_bytes, std::max(cycles, moved * cycles_per_byte), why_not))
     return std::nullopt;
   char note[256];

@@ -121,12 +121,18 @@ CONVGRAD_INLINE void store_part(char* p, V v, int n) {
   memcpy(p, part, size_t(n * E::bytes));
 }
 
-// Stores one vector, around the caches if asked (f32 and f64 on AVX-512: `p` is then aligned to 64).
+// Stores one vector, around the caches if asked (AVX-512: `p` is then aligned to it, and its neighbours follow at once).
 template <typename E, typename V>
 CONVGRAD_INLINE void put(char* p, V v, bool stream) {
 #if CONVGRAD_VECTOR_BYTES == 64
   if (E::bytes >= 4 && stream) {
     _mm512_stream_ps(reinterpret_cast<float*>(p), (__m512)v);
+    return;
+  }
+  if (E::bytes == 2 && stream) {
+    alignas(32) char half[32];
+    E::store(half, v);
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(p), _mm256_load_si256(reinterpret_cast<const __m256i*>(half)));
     return;
   }
 #endif

@@ -151,7 +151,7 @@ CONVGRAD_INLINE void store_runs(const LanePlanes& to, char* p, int64_t pixels, c
   const int64_t step = to.stride[axis_w], bytes = size_of(to.code.dtype);
   const int64_t whole = E::bytes ? to.planes / L : 0;
   const bool stream = E::bytes && to.stream && (reinterpret_cast<uintptr_t>(p) | step) % 64 == 0 &&
-                      (E::bytes * L * M) % 64 == 0;
+                      to.planes * M * bytes % 64 == 0;
   const int64_t run_bytes = stream ? 0 : to.planes * M * bytes, ahead = run_bytes < ahead_bytes ? 4 * step : 2 * step;
   [[maybe_unused]] alignas(64) T run[L * M];
   for (int64_t x = 0; x < pixels; ++x, p += step, from += L) {

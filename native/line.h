@@ -20,6 +20,23 @@ struct LineCorrelation {
   int64_t scratch_floats() const { return to_size + (taps - 1) * step + 8 * most_lanes; }
 };
 
-CONVGRAD_PER_ISA(void correlate_lines(const LineCorrelation& job);)
+// Lines of a weight gradient with stride 1: sums[s] += the sum over q of dy[q] * x[q - pad + s*step], and the sum of dy.
+struct LineWeightGrad {
+  ElementCode operand;
+  const char *x, *dy;
+  int64_t x_line, dy_line, lines;
+  int64_t x_size, dy_size;
+  int64_t taps, step, pad;
+  bool bias;
+  float* sums;     // [line][tap, then bias]
+  float* scratch;  // x_size + dy_size floats
+};
+
+CONVGRAD_PER_ISA(void correlate_lines(const LineCorrelation& job);
+                 void weight_grad_lines(const LineWeightGrad& job);)
+// For bf16 operands, where vdpbf16ps is fast.
+namespace avx512_bf16 {
+void weight_grad_lines(const LineWeightGrad& job);
+}
 
 }  // namespace convgrad

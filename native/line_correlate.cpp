@@ -1,4 +1,4 @@
-// Output and input gradient of depthwise convolutions along a line of pixels; see line.h.
+// Depthwise convolutions along a line of pixels: output, input gradient, weight gradient; see line.h.
 #include <utility>
 
 #include "lane_elements.h"
@@ -16,14 +16,6 @@ CONVGRAD_INLINE void put_pixels(char* to, VecF v, int64_t left, bool stream) {
     store_part<E>(to, v, int(left));
     return;
   }
-#if CONVGRAD_VECTOR_BYTES == 64
-  if (E::bytes == 2 && stream) {
-    alignas(32) char part[32];
-    E::store(part, v);
-    _mm256_stream_si256((__m256i*)to, _mm256_load_si256((const __m256i*)part));
-    return;
-  }
-#endif
   put<E>(to, v, stream);
 }
 
@@ -113,8 +105,93 @@ void correlate(const LineCorrelation& job) {
 #endif
 }
 
+CONVGRAD_INLINE float across(VecF v) {
+  float sum = 0;
+  for (int l = 0; l < L; ++l) sum += v[l];
+  return sum;
+}
+
+[[maybe_unused]] float dot(const float* a, const float* b, int64_t n) {
+  VecF sum[8] = {};
+  int64_t i = 0;
+  for (; i + 8 * L <= n; i += 8 * L)
+    for (int j = 0; j < 8; ++j) sum[j] += load<VecF>(a + i + j * L) * load<VecF>(b + i + j * L);
+  for (; i + L <= n; i += L) sum[0] += load<VecF>(a + i) * load<VecF>(b + i);
+  float rest = 0;
+  for (; i < n; ++i) rest += a[i] * b[i];
+  return across(((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]))) + rest;
+}
+
+float total(const float* a, int64_t n) {
+  VecF sum[4] = {};
+  int64_t i = 0;
+  for (; i + 4 * L <= n; i += 4 * L)
+    for (int j = 0; j < 4; ++j) sum[j] += load<VecF>(a + i + j * L);
+  float rest = 0;
+  for (; i < n; ++i) rest += a[i];
+  return across((sum[0] + sum[1]) + (sum[2] + sum[3])) + rest;
+}
+
+#if defined(__AVX512BF16__)
+// Of bf16 as they are stored: two pixels of both lines in one product.
+float dot_pairs(const char* a, const char* b, int64_t n) {
+  __m512 sum[4] = {};
+  int64_t i = 0;
+  const auto add = [&](int j, __m512i x, __m512i y) __attribute__((always_inline)) {
+    sum[j] = _mm512_dpbf16_ps(sum[j], (__m512bh)x, (__m512bh)y);
+  };
+  for (; i + 128 <= n; i += 128)
+    for (int j = 0; j < 4; ++j)
+      add(j, _mm512_loadu_si512(a + 2 * i + 64 * j), _mm512_loadu_si512(b + 2 * i + 64 * j));
+  for (; i < n; i += 32) {
+    const __mmask32 mask = n - i >= 32 ? ~__mmask32(0) : (__mmask32(1) << (n - i)) - 1;
+    add(0, _mm512_maskz_loadu_epi16(mask, a + 2 * i), _mm512_maskz_loadu_epi16(mask, b + 2 * i));
+  }
+  return across((VecF)((sum[0] + sum[1]) + (sum[2] + sum[3])));
+}
+#endif
+
+// A line as floats: where it lies if it holds floats that may be read there, else decoded.
+[[maybe_unused]] const float* floats(const ElementCode& code, const char* line, int64_t n, float* scratch) {
+  if (code.dtype == Dtype::f32 && !code.round && reinterpret_cast<uintptr_t>(line) % 4 == 0)
+    return reinterpret_cast<const float*>(line);
+  code.decode(line, size_of(code.dtype), n, scratch);
+  return scratch;
+}
+
 }  // namespace
 
+void weight_grad_lines(const LineWeightGrad& job) {
+  float* sums = job.sums;
+  const auto visit = [&](const auto& product, const auto* dy, const auto* x, int64_t element) {
+    for (int64_t s = 0; s < job.taps; ++s, ++sums) {
+      const int64_t shift = s * job.step - job.pad, low = shift < 0 ? -shift : 0;
+      const int64_t high = job.x_size - shift < job.dy_size ? job.x_size - shift : job.dy_size;
+      if (low < high) *sums += product(dy + low * element, x + (low + shift) * element, high - low);
+    }
+  };
+  for (int64_t i = 0; i < job.lines; ++i) {
+#if defined(__AVX512BF16__)
+    visit(dot_pairs, job.dy + i * job.dy_line, job.x + i * job.x_line, 2);
+    if (job.bias) {
+      job.operand.decode(job.dy + i * job.dy_line, 2, job.dy_size, job.scratch);
+      *sums++ += total(job.scratch, job.dy_size);
+    }
+#else
+    const float* x = floats(job.operand, job.x + i * job.x_line, job.x_size, job.scratch);
+    const float* dy = floats(job.operand, job.dy + i * job.dy_line, job.dy_size, job.scratch + job.x_size);
+    const float bias = job.bias ? total(dy, job.dy_size) : 0;
+    if (job.operand.round) {
+      job.operand.round(job.scratch, job.x_size);
+      job.operand.round(job.scratch + job.x_size, job.dy_size);
+    }
+    visit(dot, dy, x, 1);
+    if (job.bias) *sums++ += bias;
+#endif
+  }
+}
+
+#if !defined(__AVX512BF16__)
 void correlate_lines(const LineCorrelation& job) {
   switch (job.result.dtype) {
     case Dtype::bf16: return correlate<AsBf16>(job);
@@ -124,5 +201,6 @@ void correlate_lines(const LineCorrelation& job) {
     default: return correlate<AsF32>(job);
   }
 }
+#endif
 
 }  // namespace convgrad::CONVGRAD_ISA
