@@ -23,9 +23,9 @@ const char* parts_choice() {
   return choice && *choice ? choice : nullptr;
 }
 
-// NOTE: measured on a Xeon with AMX, two cores, beside f32 FMAs: parts are 1.1 to 1.5 times as fast in the forward and the
-// input gradient where the weight in three parts stays in L2 and a packed element is used often (resnet50_l1_3x3_64,
-// c3d_conv2_64_128, wan21_vae_96_full); they are slower in weight gradients, with strides, 1x1 kernels or more channels.
+// NOTE: measured on a Xeon with AMX, two cores, beside f32 FMAs: parts are 1.1 to 1.5 times as fast in input gradients
+// where the weight in three parts stays in L2 and a packed element is used often (resnet50_l1_3x3_64, c3d_conv2_64_128,
+// wan21_vae_96_full); they are slower in weight gradients, with strides, 1x1 kernels or more channels.
 bool parts_pay(const Problem& problem) {
   constexpr int64_t most_weights = 270'000, fewest_uses = 300;
   if (const char* choice = parts_choice()) return *choice != '0';
@@ -35,8 +35,8 @@ bool parts_pay(const Problem& problem) {
          geo.K * geo.group_in() * geo.taps() <= most_weights && results * geo.taps() >= fewest_uses;
 }
 
-// How an operand is packed: bf16 operands as bf16 where a bf16 kernel exists and no bit is lost by it, wider ones in two
-// or three bf16 parts where that is faster than f32.
+// How an operand is packed: bf16 operands as bf16 where a bf16 kernel exists and no bit is lost by it, wider ones in
+// two or three bf16 parts where that is faster than f32.
 Element packed_element(const Problem& problem) {
   if (problem.dtype == Dtype::f64) return Element::f64;
   const bool narrow = problem.dtype == Dtype::bf16 || problem.dtype == Dtype::e4m3 || problem.dtype == Dtype::e5m2 ||

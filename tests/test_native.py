@@ -90,7 +90,7 @@ for text in {PATHS!r}:
     in_process(script, CONVGRAD_ISA=level, **({"CONVGRAD_PARTS": "1"} if level.startswith("amx") else {}))
 
 
-# What only kernels on tiles do: operands in parts, x in pairs once and twice, pieces that stay in L1, taps side by side.
+# What only kernels on tiles do: operands in parts, x in pairs once and twice, pieces that stay in L1.
 TILED = [
     "input_grad f16 n2 c40 k70 i14x14 w3x3 p1x1 NHWC",
     "input_grad f32 n1 c33 k40 i6x10x10 w3x3x3 p1x1x1 NDHWC ODHWI",
