@@ -1,8 +1,8 @@
 """The special ways to compute a result: each suits some problems, and tensors that lie as it needs them.
 
 A way is offered by its own file of plans and kernels; `plans.py` takes the one that the cost models expect to be the
-fastest (or the tuning cache names) and reads by pointers where no way takes the tensors. CONVGRAD_GPU_WITHOUT leaves ways
-out by the first words of their names ("cells,lines"), to compare or to avoid them.
+fastest (or the tuning cache names) and reads by pointers where no way takes the tensors. CONVGRAD_GPU_WITHOUT leaves
+ways out by the first words of their names ("cells,lines"), to compare or to avoid them.
 """
 
 from __future__ import annotations
