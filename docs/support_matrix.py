@@ -60,7 +60,7 @@ def matrix(cells: dict[str, list[str]]) -> str:
         "- rounding of operands before products (`compute=`):",
         f"  {', '.join(f'`{mode}`' for mode in COMPUTE_MODES)}",
         "- layouts: every axis order of activations (`NCHW`, `NHWC`, `TBC`, ...) and of weights (`OIHW`, `HWIO`, ...)",
-        f"- arrays: {packages}, and anything with `__dlpack__`",
+        f"- arrays: {packages}, and anything with `__dlpack__` or `__cuda_array_interface__`",
     ]
     return "\n".join(lines) + "\n"
 
