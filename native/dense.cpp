@@ -1,6 +1,7 @@
 // The dense family: implicit GEMM for the forward and both gradients, any geometry, layout and number format.
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 
 #include "dense_correlate.h"
@@ -16,14 +17,32 @@ constexpr double small_cycles = 60e3;      // below this a second thread costs m
 
 enum class Element { f32, f64, bf16, parts };
 
-// How an operand is packed: bf16 operands as bf16 where a bf16 kernel exists and no bit is lost by it, wider ones in two
-// or three bf16 parts where that is faster than f32.
+// What CONVGRAD_PARTS says: 1 takes parts wherever they are possible, 0 never; nothing: where they pay.
+const char* parts_choice() {
+  const char* choice = std::getenv("CONVGRAD_PARTS");
+  return choice && *choice ? choice : nullptr;
+}
+
+// NOTE: measured on a Xeon with AMX, two cores, beside f32 FMAs: parts are 1.1 to 1.5 times as fast in input gradients
+// where the weight in three parts stays in L2 and a packed element is used often (resnet50_l1_3x3_64, c3d_conv2_64_128,
+// wan21_vae_96_full); they are slower in weight gradients, with strides, 1x1 kernels or more channels.
+bool parts_pay(const Problem& problem) {
+  constexpr int64_t most_weights = 270'000, fewest_uses = 300;
+  if (const char* choice = parts_choice()) return *choice != '0';
+  const Geometry& geo = problem.geo;
+  const int64_t results = problem.wrt & wrt_output ? geo.group_out() : geo.group_in();
+  return !(problem.wrt & (wrt_weight | wrt_bias)) && geo.stride[0] == 1 && geo.stride[1] == 1 && geo.stride[2] == 1 &&
+         geo.K * geo.group_in() * geo.taps() <= most_weights && results * geo.taps() >= fewest_uses;
+}
+
+// How an operand is packed: bf16 operands as bf16 where a bf16 kernel exists and no bit is lost by it, wider ones in
+// two or three bf16 parts where that is faster than f32.
 Element packed_element(const Problem& problem) {
   if (problem.dtype == Dtype::f64) return Element::f64;
   const bool narrow = problem.dtype == Dtype::bf16 || problem.dtype == Dtype::e4m3 || problem.dtype == Dtype::e5m2 ||
                       problem.dtype == Dtype::hif8 || problem.compute == Compute::bf16;
   if (narrow) return problem.isa->gemm->bf16 ? Element::bf16 : Element::f32;
-  return problem.isa->gemm->bf16x3 ? Element::parts : Element::f32;
+  return problem.isa->gemm->bf16x3 && parts_pay(problem) ? Element::parts : Element::f32;
 }
 
 const Gemm* kernel_of(const Problem& problem, Element element) {
@@ -135,8 +154,7 @@ std::optional<Plan> plan_elements(const Problem& problem, std::string& why_not,
     const std::optional<Way> spare = make(problem, element == Element::parts ? Element::f32 : element, why_not);
     if (!spare) return std::nullopt;
     const bool slower = element == Element::parts && way && way->plan.seconds > parts_gain * spare->plan.seconds;
-    const bool test = problem.isa->level > 4;  // software tiles: there is no other reason to use them
-    if (!way || (slower && !test)) {
+    if (!way || (slower && !parts_choice())) {
       way = spare;
     } else {
       Plan& plan = way->plan;

@@ -14,7 +14,7 @@ namespace {
 // NOTE: a constant, not the machine's cache size: it decides the order of sums, which must not differ by machine.
 constexpr int64_t box_budget = 352 << 10;
 constexpr int64_t sums_budget = 512 << 10;
-constexpr int64_t panel_budget = 256 << 10;  // of a panel of the weight, where products are so fast that L2 must feed them
+constexpr int64_t panel_budget = 256 << 10;  // of a panel of the weight, where L2 must feed tiles with it
 constexpr int64_t own_panel_budget = 384 << 10;  // of a panel that a task packs for itself
 constexpr int64_t tasks_wanted = 16;  // enough to share among a few threads
 
@@ -151,7 +151,8 @@ class Search {
     const int64_t multiple = std::max<int64_t>(gemm_.k_multiple, 16);
     int64_t fitting = std::min(all, box_budget / (positions * bytes_ * gemm_.parts) / multiple * multiple);
     if (gemm_.near_k > 0)  // every strip reads the whole panel
-      fitting = std::min(fitting, panel_budget / (most_taps_ * gemm_.cols * bytes_ * gemm_.parts) / multiple * multiple);
+      fitting = std::min(fitting, panel_budget / (most_taps_ * gemm_.cols * bytes_ * gemm_.parts) / multiple *
+                                      multiple);
     if (choice.own_panels > 0) {
       const int64_t row = most_taps_ * choice.panel * choice.own_panels * bytes_;
       fitting = std::min(fitting, own_panel_budget / row / multiple * multiple);

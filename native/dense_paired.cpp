@@ -242,7 +242,8 @@ class PairedTask {
         const int64_t tw = index % geo_.kernel[2], th = index / geo_.kernel[2] % geo_.kernel[1];
         const int64_t at = plan_.box.tap_position(index / geo_.kernel[2] / geo_.kernel[1], th, tw);
         if (at % 2 == odd)
-          taps_.push_back({index, size_t(index / geo_.kernel[2]), (odd * plan_.copy_elements + (at - odd) * plan_.gemm->cols) * size});
+          taps_.push_back({index, size_t(index / geo_.kernel[2]),
+                           (odd * plan_.copy_elements + (at - odd) * plan_.gemm->cols) * size});
       }
   }
 
@@ -334,7 +335,8 @@ bool run_paired_gradient(const PairedGradient& plan, const Arguments& arguments)
     const int64_t count = plan.sums_bytes / 4, pieces = ceil_div(count, piece);
     parallel_for(plan.blocks() * pieces, arguments.threads, [&](int64_t task, int) {
       const int64_t first = task % pieces * piece, n = std::min(piece, count - first);
-      float* total = reinterpret_cast<float*>(arguments.workspace + task / pieces * plan.slices * plan.sums_bytes) + first;
+      char* sums = arguments.workspace + task / pieces * plan.slices * plan.sums_bytes;
+      float* total = reinterpret_cast<float*>(sums) + first;
       for (int64_t slice = 1; slice < plan.slices; ++slice) {
         const float* part = total + slice * count;
         for (int64_t i = 0; i < n; ++i) total[i] += part[i];

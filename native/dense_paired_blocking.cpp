@@ -13,8 +13,8 @@ constexpr int64_t near_bytes = 900 << 10;
 constexpr int64_t partial_budget = 64 << 20;
 constexpr int64_t tasks_wanted = 16;
 
-// Cycles on a processor with AMX: one step of 2 x 2 tiles, a call with its sums, an element of dy and of x packed, a row
-// started, an element of sums added to another slice's.
+// Cycles on a processor with AMX: one step of 2 x 2 tiles, a call with its sums, an element of dy and of x packed, a
+// row started, an element of sums added to another slice's.
 constexpr double step_cycles = 75, call_cycles = 170, dy_cycles = 0.35, x_cycles = 0.3, shift_cycles = 0.1;
 constexpr double row_cycles = 60, slice_cycles = 0.5;
 
@@ -79,7 +79,8 @@ double PairedGradient::choose_blocking(int64_t limit) {
     if (p.partial_bytes + p.bias_bytes + p.slot_bytes > limit) return;
 
     const double steps = double(entry_count * p.entry / k);
-    const int64_t piece = std::min<int64_t>(p.entry, gemm->near_k), joined = std::max<int64_t>(1, gemm->near_k / p.entry);
+    const int64_t piece = std::min<int64_t>(p.entry, gemm->near_k);
+    const int64_t joined = std::max<int64_t>(1, gemm->near_k / p.entry);
     const double calls = double(ceil_div(p.entry, piece) * ceil_div(entry_count, joined));
     const double tile_pairs = double(round_up(p.out_block, 16)) / 32 * double(round_up(p.in_block, 16)) / 32;
     double chunk = taps * tile_pairs * (steps * step_cycles * products + calls * call_cycles);

@@ -61,14 +61,15 @@ void pack_direct(const Geometry& geo, const DirectUnits& units, const Tensor& w,
 
 bool group_units(const Problem& problem, DirectUnits& units) {
   const Geometry& geo = problem.geo;
-  const bool input = problem.wrt == wrt_input, f32 = problem.dtype == Dtype::f32;
+  const bool input = problem.wrt != wrt_output, f32 = problem.dtype == Dtype::f32, weight = problem.wrt & wrt_weight;
   const bool pairs = bf16_pairs(problem);
   const int64_t to = input ? geo.group_in() : geo.group_out(), from = input ? geo.group_out() : geo.group_in();
   units = {problem.dtype, problem.isa->vector_bytes / 4, geo.G * to};
   units.group_to = to;
   units.group_from = from;
   const bool shared = to < units.lanes;  // several groups in a vector
-  return problem.isa->level >= 2 && (f32 || pairs) && problem.dtype == problem.out_dtype && geo.G > 1 &&
+  if (weight && (problem.wrt & wrt_bias || (!f32 && !shared && from % 16))) return false;
+  return problem.isa->level >= 2 && (f32 || pairs) && (weight || problem.dtype == problem.out_dtype) && geo.G > 1 &&
          !problem.isa->rounding(problem.dtype, problem.compute) && units.channels % units.lanes == 0 &&
          (shared ? to == from && (to == 4 || to == 8) : to % units.lanes == 0 && from % (f32 ? 4 : 8) == 0);
 }

@@ -10,6 +10,7 @@
 namespace convgrad {
 
 // Where tensor elements and weights of a unit are.
+// NOTE: its functions are inlined always, so that none compiled for a higher level is linked into code for every CPU.
 struct DirectUnits {
   Dtype dtype;      // f32, bf16 or f16
   int64_t lanes;    // of a vector of floats
@@ -18,22 +19,22 @@ struct DirectUnits {
   // Channels of a group of the result and of the source; zero: depthwise. Groups need AVX-512; a unit is one vector.
   int64_t group_to = 0, group_from = 0;
 
-  int64_t unit() const { return dtype == Dtype::f32 || group_to ? lanes : 2 * lanes; }
-  int64_t units() const { return (channels + unit() - 1) / unit(); }
-  int64_t first(int64_t index) const {
+  [[gnu::always_inline]] int64_t unit() const { return dtype == Dtype::f32 || group_to ? lanes : 2 * lanes; }
+  [[gnu::always_inline]] int64_t units() const { return (channels + unit() - 1) / unit(); }
+  [[gnu::always_inline]] int64_t first(int64_t index) const {
     return (index + 1) * unit() <= channels ? index * unit() : channels - unit();
   }
   // The first source channel of a unit: its group's, or that of the first of its groups.
-  int64_t source(int64_t index) const {
+  [[gnu::always_inline]] int64_t source(int64_t index) const {
     return group_to >= lanes ? first(index) / group_to * group_from : first(index);
   }
   // Floats (or pairs of bf16) of the weights of one tap of a unit.
-  int64_t tap_floats() const {
+  [[gnu::always_inline]] int64_t tap_floats() const {
     return !group_to ? unit() : lanes * (dtype == Dtype::f32 ? group_from : group_from / 2);
   }
   // The place of a unit's channel among its floats: even channels of bf16 are the first vector, odd ones the second;
   // pairs are in the order that interleaving the pixels of two rows gives.
-  int64_t place(int64_t channel) const {
+  [[gnu::always_inline]] int64_t place(int64_t channel) const {
     if (pair) return channel / 4 % 2 * lanes + channel / 8 * 4 + channel % 4;
     return dtype == Dtype::bf16 ? channel % 2 * lanes + channel / 2 : channel;
   }
@@ -61,9 +62,10 @@ struct DirectWeightGrad {
   const Geometry* geo;
   const char *x, *dy;                     // pixel 0 of the image's channel 0
   const int64_t *x_stride, *dy_stride;
+  int64_t first_unit, unit_count;
   int64_t z, first, rows, first_pixel, pixels;
   bool bias;                              // sums of dy too
-  float* sums;                            // [unit][tap, then bias][place]
+  float* sums;                            // [unit][tap, then bias][place]; groups: [unit][output channel][tap][lane]
 };
 
 // The units of a problem that these kernels serve, whatever its arrays' strides; false: the problem is not theirs.
@@ -72,7 +74,7 @@ bool direct_units(const Problem& problem, DirectUnits& units);
 bool bf16_pairs(const Problem& problem);
 // The distance of taps along y that the correlation of a problem takes in pairs, or 0.
 int64_t direct_pair(const Problem& problem);
-// The units of a correlation with few channels per group; false: not served.
+// The units of a problem with few channels per group; false: not served. The lanes of a weight gradient are inputs.
 bool group_units(const Problem& problem, DirectUnits& units);
 // Whether the channels of both tensors of a run lie together.
 bool direct_fits(const DirectUnits& units, const Tensor& a, const Tensor& b);
@@ -90,9 +92,11 @@ CONVGRAD_PER_ISA(void correlate_direct(const DirectRows& job);
 namespace avx512_bf16 {
 void correlate_direct(const DirectRows& job);
 void correlate_groups(const DirectRows& job);
+void weight_grad_groups(const DirectWeightGrad& job);
 }
 namespace avx512 {
 void correlate_groups(const DirectRows& job);
+void weight_grad_groups(const DirectWeightGrad& job);
 }
 
 }  // namespace convgrad

@@ -21,7 +21,8 @@ enum class Fold {
 };
 
 bool covers(const Geometry& g, int axis) {
-  return g.kernel[axis] == g.in[axis] && g.out[axis] == 1 && g.pad[axis] == 0 && (g.dilation[axis] == 1 || g.in[axis] == 1);
+  return g.kernel[axis] == g.in[axis] && g.out[axis] == 1 && g.pad[axis] == 0 &&
+         (g.dilation[axis] == 1 || g.in[axis] == 1);
 }
 bool tiles(const Geometry& g, int axis) {
   return g.kernel[axis] == g.stride[axis] && g.out[axis] * g.stride[axis] == g.in[axis] && g.pad[axis] == 0 &&

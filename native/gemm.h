@@ -4,8 +4,8 @@
 //   A  rows of k, `lda` bytes apart; k runs contiguously
 //   B  groups of `pair` consecutive k, `ldb` bytes apart; inside a group [n][pair], n contiguous
 //   C  float (double for f64) rows, `ldc` elements apart, always `cols` wide: the caller gives it room
-// A kernel of several parts takes each operand as a sum of so many bf16 values: part p of A lies p*a_plane bytes after the
-// first, and likewise for B.
+// A kernel of several parts takes each operand as a sum of so many bf16 values: part p of A lies p*a_plane bytes after
+// the first, and likewise for B.
 // The batch is what makes it a convolution: entry i of the batch reads A at a_offset[i] and B at b_offset[i] (bytes), so
 // a tap, or a row of pixels, is a pair of offsets and the accumulators stay in registers over all of them.
 #pragma once

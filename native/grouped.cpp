@@ -137,7 +137,9 @@ struct CorrelatePlan {
     bands = std::max(bands, std::min(divide_up(tasks_wanted, p.geo.N), divide_up(size[1], spare)));
     direct_rows = divide_up(size[1], bands);
     lines = prepare_lines();
-    direct_splits = direct ? std::clamp<int64_t>(tasks_wanted / (p.geo.N * bands), 1, divide_up(units.units(), p.geo.taps() < 25 ? 4 : 1)) : 1;
+    const int64_t least = p.geo.taps() < 25 ? 4 : 1;  // units of a task: a stretch of memory, or much work on each
+    const int64_t most_splits = direct ? divide_up(units.units(), least) : 1;
+    direct_splits = std::clamp<int64_t>(tasks_wanted / (p.geo.N * bands), 1, most_splits);
   }
   CorrelatePlan(const CorrelatePlan&) = delete;
 
@@ -151,7 +153,7 @@ struct CorrelatePlan {
 
 bool CorrelatePlan::prepare_lines() {
   const Geometry& geo = problem.geo;
-  const bool one_axis = geo.in[0] * geo.in[1] == 1 && geo.out[0] * geo.out[1] == 1 && geo.kernel[0] * geo.kernel[1] == 1;
+  const bool one_axis = geo.in[0] * geo.in[1] == 1 && geo.out[0] * geo.out[1] == 1 && geo.taps() == geo.kernel[2];
   const bool vectors = problem.out_dtype == Dtype::f32 || problem.out_dtype == Dtype::bf16 ||
                        (problem.out_dtype == Dtype::f16 && problem.isa->level >= 1);
   const int64_t span = (geo.kernel[2] - 1) * geo.dilation[2];
@@ -209,7 +211,8 @@ void CorrelatePlan::run_direct(const Arguments& args, const Tensor& from, const 
   int64_t lines = reinterpret_cast<intptr_t>(to.data) | units.channels * bytes;
   for (int axis : {axis_n, axis_d, axis_h, axis_w}) lines |= to.stride[axis];
   parallel_for(geo.N * bands * direct_splits, args.threads, [&](int64_t task, int) {
-    const int64_t split = task % direct_splits, band = task / direct_splits % bands, image = task / direct_splits / bands;
+    const int64_t split = task % direct_splits, band = task / direct_splits % bands;
+    const int64_t image = task / direct_splits / bands;
     DirectRows job{};
     job.units = units;
     job.from = from.data + image * from.stride[axis_n];
@@ -242,8 +245,8 @@ void CorrelatePlan::run(const Arguments& args) const {
   const bool input = correlation.input;
   const Tensor &from = input ? args.y : args.x, &to = input ? args.x : args.y;
   if (direct && direct_fits(units, from, to)) return run_direct(args, from, to);
-  const bool together_x = from.stride[axis_w] == size_of(problem.dtype) && to.stride[axis_w] == size_of(problem.out_dtype);
-  if (lines && together_x && run_lines(args, from, to)) return;
+  const bool dense_x = from.stride[axis_w] == size_of(problem.dtype) && to.stride[axis_w] == size_of(problem.out_dtype);
+  if (lines && dense_x && run_lines(args, from, to)) return;
   const ElementCode operand = operand_code(problem), result = result_code(problem);
   char* packed = args.workspace;
   bool* finite = reinterpret_cast<bool*>(packed + packed_bytes);
@@ -361,7 +364,8 @@ std::optional<Plan> plan_grouped(const Problem& problem, std::string& why_not) {
 
   Plan plan;
   const bool paired = direct && (p->units.pair || (p->units.group_to && problem.dtype == Dtype::bf16));
-  plan.kernel = std::string(geo.group_in() == 1 ? "depthwise" : "grouped") + (direct ? "_direct" : lines ? "_line" : "") +
+  plan.kernel = std::string(geo.group_in() == 1 ? "depthwise" : "grouped") +
+                (direct ? "_direct" : lines ? "_line" : "") +
                 (paired ? "_bf16_" : problem.dtype == Dtype::f64 ? "_f64_" : "_f32_") +
                 std::to_string(p->spread.lanes) + "lanes_" +
                 (paired ? "avx512_bf16" : compiled_level(problem.isa->level));

@@ -12,6 +12,7 @@ namespace {
 
 constexpr double cycles_per_byte = 0.25, cycles_per_product = 1.15;
 constexpr int64_t tasks_wanted = 16;
+constexpr int64_t most_direct_sums = 8 << 20;  // bytes of all chunks
 constexpr int64_t most_line_taps = 8;      // every tap reads the line again
 constexpr int64_t most_direct_taps = 128;  // above, the sums of a chunk leave the first-level cache for every band
 
@@ -27,19 +28,28 @@ struct WeightPlan {
   bool direct;
   bool lines;         // along one axis: its kernel takes arrays whose pixels lie together
   int64_t direct_rows, direct_pixels, direct_chunks;  // rows and pixels of dy at a time; chunks of such boxes
+  int64_t direct_splits = 1;                          // ranges of units, where there are few boxes
 
   explicit WeightPlan(const Problem& p)
       : problem(p), spread(p.geo, p.isa->vector_bytes / int(element_bytes())), kernels(p.isa->level) {
-    direct = direct_units(problem, units) && p.geo.taps() <= most_direct_taps;
+    direct = (direct_units(problem, units) || group_units(problem, units)) && p.geo.taps() <= most_direct_taps;
+#if defined(__x86_64__)
+    if (direct && units.group_to)
+      kernels.direct_weight = p.dtype == Dtype::f32 ? avx512::weight_grad_groups : avx512_bf16::weight_grad_groups;
+#endif
     // The rows of all channels stay in the second-level cache while unit after unit is summed.
     const int64_t row = geo_row_bytes();
     direct_rows = std::clamp<int64_t>(l2_bytes / 4 / std::max<int64_t>(1, row), 1, p.geo.out[1]);
     const int64_t parts = std::clamp<int64_t>(row * direct_rows / (l2_bytes / 2), 1, divide_up(p.geo.out[2], 16));
     direct_pixels = divide_up(p.geo.out[2], parts);
     direct_chunks = std::min(tasks_wanted, direct_boxes());
+    while (direct && direct_chunks > 1 && direct_bytes() > most_direct_sums)
+      direct_chunks = divide_up(direct_chunks, 2);
+    if (direct) direct_splits = std::clamp<int64_t>(tasks_wanted / direct_chunks, 1, divide_up(units.units(), 2));
     const Geometry& g = problem.geo;
-    lines = g.in[0] * g.in[1] == 1 && g.out[0] * g.out[1] == 1 && g.taps() == g.kernel[2] && g.taps() <= most_line_taps &&
-            p.dtype != Dtype::f64 && g.group_in() == 1 && g.group_out() == 1 && g.stride[2] == 1 &&
+    lines = g.in[0] * g.in[1] == 1 && g.out[0] * g.out[1] == 1 && g.taps() == g.kernel[2] &&
+            g.taps() <= most_line_taps && p.dtype != Dtype::f64 && g.group_in() == 1 && g.group_out() == 1 &&
+            g.stride[2] == 1 &&
             line_bytes() <= l2_bytes / 4;
 #if defined(__x86_64__)
     if (bf16_pairs(problem)) kernels.line_weight = avx512_bf16::weight_grad_lines;
@@ -60,13 +70,16 @@ struct WeightPlan {
     return g.N * g.out[0] * divide_up(g.out[1], direct_rows) * divide_up(g.out[2], direct_pixels);
   }
   int64_t line_bytes() const { return up_to_multiple((problem.geo.in[2] + problem.geo.out[2]) * 4, 64); }
-  int64_t direct_entries() const { return (problem.geo.taps() + bias()) * units.unit(); }  // floats of one unit
+  int64_t direct_entries() const {  // floats of one unit
+    return (problem.geo.taps() + bias()) * units.unit() * std::max<int64_t>(1, units.group_from);
+  }
   int64_t direct_bytes() const { return direct_chunks * units.units() * direct_entries() * 4; }
 
   void chunk(const Arguments& args, int64_t first, int64_t index, char* sums, char* scratch) const;
   template <typename T>
   void finish(const Arguments& args, int64_t block, char* sums) const;
   void run_direct(const Arguments& args) const;
+  void write_groups(const Arguments& args, int64_t unit, const float* total) const;
   void run_lines(const Arguments& args) const;
   void run(const Arguments& args) const;
 };
@@ -148,21 +161,45 @@ void WeightPlan::finish(const Arguments& args, int64_t block, char* sums) const 
   }
 }
 
+// The weights of one unit of groups, [output channel][tap][lane].
+void WeightPlan::write_groups(const Arguments& args, int64_t u, const float* total) const {
+  const Geometry& geo = problem.geo;
+  const ElementCode code = result_code(problem);
+  const int64_t taps = geo.taps(), L = units.lanes, in = geo.group_in(), out = geo.group_out();
+  const int64_t bytes = size_of(problem.out_dtype), *w = args.w.stride;
+  const bool dense = w[axis_w] == bytes && w[axis_h] == geo.kernel[2] * bytes && in >= L &&
+                     w[axis_d] == geo.kernel[1] * geo.kernel[2] * bytes && w[axis_i] == taps * bytes;
+  std::vector<float> lines(L * taps);
+  for (int64_t o = 0; o < out; ++o, total += taps * L) {
+    for (int64_t tap = 0; tap < taps; ++tap)
+      for (int64_t lane = 0; lane < L; ++lane) lines[lane * taps + tap] = total[tap * L + lane];
+    for (int64_t lane = 0; lane < (dense ? 1 : L); ++lane) {
+      const int64_t channel = u * L + lane, group = channel / in;
+      char* at = args.w.data + (group * out + o) * w[axis_o] + channel % in * w[axis_i];
+      if (dense) code.encode(lines.data(), L * taps, at, bytes);
+      else write_taps(geo, args.w, at, code, lines.data() + lane * taps);
+    }
+  }
+}
+
 // Every chunk of boxes has sums of its own; they are added in order.
 void WeightPlan::run_direct(const Arguments& args) const {
   const Geometry& geo = problem.geo;
   const int64_t entries = direct_entries(), chunk_floats = units.units() * entries, unit = units.unit();
   const int64_t tall = divide_up(geo.out[1], direct_rows), wide = divide_up(geo.out[2], direct_pixels);
   float* sums = reinterpret_cast<float*>(args.workspace);
-  parallel_for(direct_chunks, args.threads, [&](int64_t index, int) {
+  parallel_for(direct_chunks * direct_splits, args.threads, [&](int64_t task, int) {
+    const int64_t index = task / direct_splits, split = task % direct_splits;
     DirectWeightGrad job{};
+    job.first_unit = units.units() * split / direct_splits;
+    job.unit_count = units.units() * (split + 1) / direct_splits - job.first_unit;
     job.units = units;
     job.geo = &geo;
     job.x_stride = args.x.stride;
     job.dy_stride = args.y.stride;
     job.bias = bias();
     job.sums = sums + index * chunk_floats;
-    std::fill_n(job.sums, chunk_floats, 0.0f);
+    std::fill_n(job.sums + job.first_unit * entries, job.unit_count * entries, 0.0f);
     for (int64_t i = direct_boxes() * index / direct_chunks; i < direct_boxes() * (index + 1) / direct_chunks; ++i) {
       const int64_t image = i / wide / tall / geo.out[0];  // planes go fast: they read each other's inputs
       job.x = args.x.data + image * args.x.stride[axis_n];
@@ -180,6 +217,7 @@ void WeightPlan::run_direct(const Arguments& args) const {
     float* total = sums + u * entries;
     for (int64_t c = 1; c < direct_chunks; ++c)
       for (int64_t i = 0; i < entries; ++i) total[i] += total[c * chunk_floats + i];
+    if (units.group_to) return write_groups(args, u, total);
     std::vector<float> line(geo.taps());
     for (int64_t c = 0; c < unit; ++c) {
       const int64_t channel = units.first(u) + c;
@@ -283,14 +321,22 @@ std::optional<Plan> plan_grouped_weight(const Problem& problem, std::string& why
                p->dy_vectors * lane_move_cycles(problem.y_nominal, bytes, geo.group_out(), p->spread)) +
       double(p->chunks) * blocks * p->sum_vectors * 3 + lane_weight_cycles(geo) +
       boxes * p->sum_vectors * (p->sum_vectors * vector_bytes > l2_bytes / 2 ? 15 : 2);
-  if (direct)
+  const bool bf16 = problem.dtype == Dtype::bf16;
+  const double group_cycles = geo.taps() > 1 ? (bf16 ? 0.75 : 1.2) : (bf16 ? 1.6 : 1.8);  // measured on Zen 4
+  if (direct && p->units.group_to)
+    cycles = 0.83 * double(geo.N) * geo.out_pixels() * p->units.units() * geo.group_out() * geo.taps() *
+                 landing_share(geo) * group_cycles +
+             double(p->direct_boxes() + p->direct_chunks) * p->units.units() * p->direct_entries() / 16 * 3;
+  else if (direct)
     cycles = double(geo.N) * geo.out_pixels() * blocks * (geo.taps() * landing_share(geo) * cycles_per_product + 2) +
              double(p->direct_boxes()) * blocks * geo.taps() * 3 + lane_weight_cycles(geo);
   if (lines) cycles = double(geo.N) * geo.C * (divide_up(geo.out[2], 16) * (2.5 * geo.taps() + 4) + 40 * geo.taps());
   const double moved = double(geo.N) * (geo.C * geo.in_pixels() + geo.K * geo.out_pixels()) * bytes;
 
   Plan plan;
-  plan.kernel = std::string(geo.group_in() == 1 ? "depthwise" : "grouped") + (direct ? "_direct_weight_" : lines ? "_line_weight_" : "_weight_") + (p->f64() ? "f64_" : "f32_") +
+  plan.kernel = std::string(geo.group_in() == 1 ? "depthwise" : "grouped") + 
+                (direct ? "_direct_weight_" : lines ? "_line_weight_" : "_weight_") +
+                (p->f64() ? "f64_" : direct && p->units.group_to && problem.dtype == Dtype::bf16 ? "bf16_" : "f32_") +
                 std::to_string(p->spread.lanes) + "lanes_" + compiled_level(problem.isa->level);
   if (direct || lines) plan.doubt = 1;  // nothing but products and memory to estimate
   if (!fit_workspace(plan, problem, shared, p->scratch_bytes, std::max(cycles, moved * cycles_per_byte), why_not))

@@ -121,7 +121,7 @@ CONVGRAD_INLINE void store_part(char* p, V v, int n) {
   memcpy(p, part, size_t(n * E::bytes));
 }
 
-// Stores one vector, around the caches if asked (AVX-512: `p` is then aligned to it, and its neighbours follow at once).
+// Stores one vector, around the caches if asked (AVX-512; `p` is then aligned, and its neighbours follow at once).
 template <typename E, typename V>
 CONVGRAD_INLINE void put(char* p, V v, bool stream) {
 #if CONVGRAD_VECTOR_BYTES == 64

@@ -17,10 +17,10 @@ struct LineCorrelation {
   bool backwards;                 // sum from the last tap to the first
   bool stream;
   float* scratch;                 // scratch_floats() of them
-  int64_t scratch_floats() const { return to_size + (taps - 1) * step + 8 * most_lanes; }
+  [[gnu::always_inline]] int64_t scratch_floats() const { return to_size + (taps - 1) * step + 8 * most_lanes; }
 };
 
-// Lines of a weight gradient with stride 1: sums[s] += the sum over q of dy[q] * x[q - pad + s*step], and the sum of dy.
+// Lines of a weight gradient with stride 1: sums[s] += sum over q of dy[q] * x[q - pad + s*step], and the sum of dy.
 struct LineWeightGrad {
   ElementCode operand;
   const char *x, *dy;

@@ -31,6 +31,7 @@ GROUPED = [
     "n2 c64 k64 i8x8 w3x3 p1x1 g16", "n2 c6 k12 i8x9 w3x3 s2x2 p1x1 g3", "n2 c96 k96 i8x9 w3x3 s3x3 p1x1 d2x2 g32",
     "n2 c40 k80 i30 w7 s3 p3 d2 g8", "n1 c128 k64 i8x9 w3x3 p1x1 g8", "n2 c96 k48 i4x5x6 w3x3x3 s2x1x2 p1x1x1 g12",
     "n1 c72 k36 i12x5 w1x1 g12", "n2 c160 k160 i5x5 w3x3 p1x1 g10",
+    "n2 c64 k64 i9x17 w3x5 p1x2 g8", "n1 c64 k96 i30 w7 s3 p3 d2 g2", "n2 c64 k128 i9x8 w3x3 s2x2 p1x1 g4",
 ]
 FEW = [
     "n2 c3 k20 i9x11 w3x3 p1x1", "n2 c1 k33 i9x11 w3x3 s2x2 p1x1", "n1 c4 k16 i6x7x8 w3x2x3 s1x2x2 p1x1x1",
@@ -41,8 +42,8 @@ FEW = [
     "n3 c130 k5 i7x7 w3x3 p1x1", "n60 c5 k130 i2x2 w2x2", "n2 c3 k70 i13x12 w7x7 s2x2 p3x3",
 ]
 PATCHES = [
-    "n2 c3 k48 i16x16 w4x4 s4x4", "n10 c3 k40 i2x4x4 w2x4x4 s2x4x4", "n3 c5 k9 i4x3 w4x3", "n2 c1 k7 i4x6x8 w2x3x4 s2x3x4",
-    "n4 c6 k5 i9 w3 s3", "n2 c4 k6 i9x8 w3x2 s2x2 p1x0",
+    "n2 c3 k48 i16x16 w4x4 s4x4", "n10 c3 k40 i2x4x4 w2x4x4 s2x4x4", "n3 c5 k9 i4x3 w4x3",
+    "n2 c1 k7 i4x6x8 w2x3x4 s2x3x4", "n4 c6 k5 i9 w3 s3", "n2 c4 k6 i9x8 w3x2 s2x2 p1x0",
 ]
 CASES = ([("grouped", text) for text in DEPTHWISE + GROUPED] + [("few", text) for text in FEW + GROUPED[:3]]
          + [("fold", text) for text in PATCHES])

@@ -21,6 +21,7 @@ from convgrad import Problem, Unsupported  # noqa: E402
 from convgrad.backends.triton import box_plans, tiles, tuning  # noqa: E402
 from convgrad.backends.triton.candidates import candidates  # noqa: E402
 from convgrad.backends.triton.geometry import geometry  # noqa: E402
+from convgrad.backends.triton.launch import INTERPRETED  # noqa: E402
 from convgrad.backends.triton.plans import make_plan  # noqa: E402
 from convgrad.backends.triton.tune import Bench  # noqa: E402
 
@@ -123,7 +124,8 @@ def test_the_shipped_entries_can_be_planned() -> None:
         try:
             plan = make_plan(Problem.parse(text), None)
         except Unsupported:
-            assert choice["kernel"] == "separate"
+            # strips in one pass run on a GPU only; the plain kernels need several passes for some of them
+            assert choice["kernel"] == "separate" or (choice["kernel"] == "slide" and INTERPRETED)
             continue
         assert "measured" in plan.notes[-1], text
 

@@ -109,12 +109,14 @@ def walk(lines: Any, source: Any, weight: Any, shape: tuple[int, ...]) -> Any:
                                                           (item - v["whole"]) % v["PARTS"])
         rest, column = divmod(tile, -(-columns // v["BN"]))
         column *= v["BN"]
+        count = math.prod(stride) if is_input else 1
+        phase, rest = (rest % count + rest // count // v["turn"]) % count, rest // count
         start = [0, 0, 0, 0]
         for a, name in ((3, "boxes_2"), (2, "boxes_1"), (1, "boxes_0"), (0, "boxes_n")):
             rest, place = divmod(rest, v[name])
             start[a] = place * box[a]
-        rest, group = divmod(rest, v["GROUPS"])
-        orders = (rest // (stride[2] * stride[1]), (rest // stride[2]) % stride[1], rest % stride[2])
+        group = rest
+        orders = (phase // (stride[2] * stride[1]), (phase // stride[2]) % stride[1], phase % stride[2])
         phases = [phase_of(*values, is_input) for values in zip(orders, kernel, stride, dilation, pad, common)]
         seen = source_box.shape[1:4]
         phases = [phases[a] if a == axis or kernel[a] + pad[a] <= 1 else

@@ -134,7 +134,7 @@ def test_lines_cover_every_product_once(text: str, monkeypatch: pytest.MonkeyPat
     dy, x = (torch.from_numpy(np.ascontiguousarray(a.transpose(order))).bfloat16().permute(
         *(order.index(axis) for axis in range(a.ndim))) for a in operands)
     monkeypatch.setattr(line_plans, "MULTIPROCESSORS", 5)  # so that these small problems are shared, too
-    by_shape = {(t.BK, t.CB, t.NT, t.axis, t.chain, t.programs > 0): t for t in line_plans.all_lines(seen, None)}
+    by_shape = {(t.BK, t.CB, t.NT, t.axis, t.chain, t.programs > 0, t.box): t for t in line_plans.all_lines(seen, None)}
     assert by_shape
     x = line_plans.folded_view(x, geo, fold)
     for tile in list(by_shape.values())[::max(1, len(by_shape) // 4)]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import triton.experimental.gluon.language as gl
@@ -23,7 +23,6 @@ from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR, Box
 from .tuning import Choice, fields_of
 
 ONES: Three = (1, 1, 1)
-PHASES_BY_BOX = True  # the copy engine writes every stride-th position
 
 
 @dataclass(frozen=True)
@@ -171,9 +170,15 @@ def for_problem(problem: Problem, geo: Geometry, choice: Choice | None, max_work
         return None
     if not fits(problem, geo, max_workspace):
         return None
-    left = None if max_workspace is None else max_workspace - copies_for(problem, geo).bytes
+    limit = WORKSPACE_FLOOR if max_workspace is None else min(WORKSPACE_FLOOR, max_workspace)
+    left = limit - copies_for(problem, geo).bytes
     tile = choose(problem, geo, left) if choice is None else BoxLineTile(**fields_of(choice))
-    return None if tile is None else box_lines(problem, geo, tile)
+    if tile is None:
+        return None
+    plan = box_lines(problem, geo, tile)
+    if 4 * plan.memory > limit:  # a measured tile, where there is less memory than it was measured with
+        plan = box_lines(problem, geo, replace(tile, whole=tile_count(work_of(problem, geo), tile), parts=1))
+    return plan
 
 
 def half_box(box: Box, rows: int) -> Box | None:
@@ -198,6 +203,8 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
     boxes = tuple(-(-extent // size) for extent, size in zip(work.positions, tile.box))
     rest = tile_count(work, tile) - tile.whole
     items = tile.whole + rest * tile.parts
+    programs = min(items, MULTIPROCESSORS * tile.together)
+    turn = max(1, programs // (-(-work.columns // tile.BN) * len(work.phases)))
     copied = list(tile.box)
     copied[1 + tile.axis] += (tile.NT - 1) * geo.dilation[tile.axis]
     units, line_units = units_of(work, tile.BM, tile.box, tile.axis, tile.NT)
@@ -206,13 +213,13 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
     halves = tile.warps // 4
     beside = half_box(tile.box, tile.BM // halves)
     dense = (not patch and (geo.groups == 1 or col % tile.BN == 0) and (halves == 1 or beside is not None)
-             and (not is_input or geo.phases == 1 or (PHASES_BY_BOX and max(geo.stride) <= 8 and all(
+             and (not is_input or geo.phases == 1 or (max(geo.stride) <= 8 and all(
                  (size - 1) * stride < 256 for size, stride in zip(tile.box[1:], geo.stride)))))
     half: Box = tile.box if halves == 1 or beside is None else \
         tuple(more or size for more, size in zip(beside, tile.box))  # type: ignore[assignment]
     to_extents = geo.x if is_input else geo.y
     pn, b0, b1, b2 = tile.box
-    constants = {**geo.constants(), **geo.phase_constants("G"), "COL": col, "GROUPS": geo.groups, "INPUT": is_input,
+    constants = {**geo.constants(), **geo.phase_constants("G"), "COL": col, "INPUT": is_input,
                  "PATCH": patch, "PN": pn, "B0": b0, "B1": b1, "B2": b2, "PARTS": tile.parts, "BM": tile.BM,
                  "BN": tile.BN}
 
@@ -229,14 +236,13 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
         sn, _, *s = strides_of(source)
         rn, _, *r = strides_of(result)
         ralign, (rn, *r) = aligned_strides((rn, *r))
-        scalars = (items, tile.whole, geo.batch, *(geo.y if is_input else geo.x), *to_extents, *boxes, sn, *s,
+        scalars = (items, tile.whole, geo.batch, *(geo.y if is_input else geo.x), *to_extents, *boxes, turn, sn, *s,
                    *strides_of(weight), rn, *r)
         more = {"RALIGN": ralign, "RED": red, "WEIGHT_COL": weight_col, "NT": tile.NT,
                 "AXIS": tile.axis if tile.NT > 1 else -1, "UNITS": units, "LINE_UNITS": line_units,
                 "SOURCE_BYTES": math.prod(copied) * tile.CB * work.source_bytes, "CB": tile.CB, "SS": tile.source_slots,
                 "WS": tile.weight_slots, "OS": tile.out_slots, "CHUNK": chunk, "BY_BOX": by_box(result),
                 "HALVES": halves, **dict(zip(("HN", "H0", "H1", "H2"), beside or (0, 0, 0, 0)))}
-        programs = min(items, MULTIPROCESSORS * tile.together)
         registers = {1: None, 2: 128, 3: 80}[tile.together]
         return Launch((programs,), scalars, {**constants, **more}, 4, 1, leading, registers)
 
@@ -244,7 +250,7 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
         rn, _, *r = strides_of(result)
         ralign, (rn, *r) = aligned_strides((rn, *r))
         few = min(tile.BM, max(8, 4096 // tile.BN))
-        return Launch((rest, tile.BM // few), (tile.whole, geo.batch, *to_extents, *boxes, rn, *r),
+        return Launch((rest, tile.BM // few), (tile.whole, geo.batch, *to_extents, *boxes, turn, rn, *r),
                       {**constants, "RALIGN": ralign, "FEW": few, "WARPS": 4}, 4, 1)
 
     return BoxLines(problem, geo, tile, copies, Step(box_lines_kernel, write), Step(add_parts_kernel, add))

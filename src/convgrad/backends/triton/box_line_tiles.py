@@ -19,15 +19,16 @@ SHAPES = ((128, 256, 8, 1), (256, 128, 8, 1), (128, 128, 8, 1), (128, 128, 4, 2)
           (256, 64, 4, 2), (128, 64, 4, 2), (64, 128, 4, 2), (64, 64, 4, 3), (256, 32, 4, 2), (128, 32, 4, 3))
 # What the cost model counts with, for one multiprocessor: operations and bytes a second, and seconds.
 PRODUCTS = 890e12 / MULTIPROCESSORS  # of tiles with 64 columns and more; fewer take the same time
-CACHE_RATE = 82e9
+CACHE_RATE = 90e9
+STEP_SECONDS = 0.01e-6
 DISTURBANCE = 0.5e-12  # seconds that a copied byte takes from the products
 ROW_SECONDS = 0.95e-9  # to copy a row of up to 128 bytes
 MEMORY_RATE = 3.8e12  # of all together
 TILE_SECONDS = 0.8e-6  # to fill the pipeline, to store a tile
 STORE_RATE = 70e9
 LAUNCH_SECONDS = 4e-6
-TOGETHER = 1.05  # what programs that share a multiprocessor lose
-PARTS_SECONDS = 6e-6  # of the kernel that adds parts, beside its bytes
+TOGETHER = 1.09  # what programs that share a multiprocessor lose
+PARTS_SECONDS = 7e-6  # of the kernel that adds parts, beside its bytes
 PARTS_RATE = 2.5e12
 
 
@@ -73,7 +74,7 @@ class Work:
 
     @property
     def phases(self) -> list[tuple[int, int, int]]:
-        """Slots per axis of every phase, those with the most taps first, as the kernel counts them."""
+        """Slots per axis of every phase, as the kernel counts them."""
         if not self.is_input:
             return [self.geo.kernel]
         if self.patch:
@@ -197,7 +198,7 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
     products = 2 * rows * max(columns, 64) * depth / PRODUCTS
     filled = copied * depth * work.source_bytes / taps + weight_bytes
     copies = copied / taps + (depth * -(-columns // 64) if work.is_input else columns)
-    step = max(products, filled / CACHE_RATE, copies * ROW_SECONDS) + DISTURBANCE * filled
+    step = max(products, filled / CACHE_RATE, copies * ROW_SECONDS) + DISTURBANCE * filled + STEP_SECONDS
     step *= together * TOGETHER if together > 1 else 1
     depth_steps = -(-work.red // depth)
     boxes = math.prod(-(-extent // size) for extent, size in zip(work.positions, box))
@@ -207,10 +208,9 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
     phases = work.phases
     share = math.prod(inside_share(work, box[1 + a], a) for a in range(3) if taps == 1 or a != axis)
     seconds = TILE_SECONDS
-    for place, slots_of_axes in enumerate(phases):  # the busiest program has the first tile of every wave
-        waves = -(-(place + 1) * per_phase // slots) - -(-place * per_phase // slots)
-        last = max(math.prod(slots_of_axes) * share * depth_steps * step + store, together * store)
-        seconds += waves * last
+    steps = sum(map(math.prod, phases)) / len(phases)
+    last = max(steps * share * depth_steps * step + store, together * store)
+    seconds += -(-per_phase * len(phases) // slots) * last
     x_bytes, y_bytes = (work.out_bytes, work.source_bytes) if work.is_input else (work.source_bytes, work.out_bytes)
     moved = geo.batch * geo.groups * (x_bytes * geo.group_in * math.prod(geo.x)
                                       + y_bytes * geo.group_out * math.prod(geo.y))
@@ -226,9 +226,9 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
     if rest == 0 or len(phases) > 1:
         return
     # the last tiles, which do not fill all multiprocessors, in parts
-    steps = math.prod(phases[0]) // taps * depth_steps
+    whole_steps = math.prod(phases[0]) // taps * depth_steps
     limit = WORKSPACE_FLOOR if max_workspace is None else min(WORKSPACE_FLOOR, max_workspace)
-    parts = min(slots // rest, steps // 8, 16, limit // (rest * rows * columns * 4))
+    parts = min(slots // rest, whole_steps // 8, 16, limit // (rest * rows * columns * 4))
     if parts > 1:
         again = 4 * (parts + 1) * rest * rows * columns
         yield tile(tiles - rest, parts, seconds - last + last / parts + store + PARTS_SECONDS + again / PARTS_RATE)

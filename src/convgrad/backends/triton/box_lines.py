@@ -325,7 +325,7 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
 @gluon.jit
 def box_lines_kernel(
         source_box, weight_box, result_box, source, weight, result, parts,
-        items, whole, N, S0, S1, S2, R0, R1, R2, boxes_n, boxes_0, boxes_1, boxes_2,
+        items, whole, N, S0, S1, S2, R0, R1, R2, boxes_n, boxes_0, boxes_1, boxes_2, turn,
         s_n, s_0, s_1, s_2, w_o, w_i, w_0, w_1, w_2, rn, r0, r1, r2,
         RALIGN: gl.constexpr,
         K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
@@ -333,7 +333,7 @@ def box_lines_kernel(
         D0: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
         G0: gl.constexpr, G1: gl.constexpr, G2: gl.constexpr,
-        RED: gl.constexpr, COL: gl.constexpr, WEIGHT_COL: gl.constexpr, GROUPS: gl.constexpr, INPUT: gl.constexpr,
+        RED: gl.constexpr, COL: gl.constexpr, WEIGHT_COL: gl.constexpr, INPUT: gl.constexpr,
         PATCH: gl.constexpr, PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr,
         AXIS: gl.constexpr, NT: gl.constexpr, PARTS: gl.constexpr, UNITS: gl.constexpr, LINE_UNITS: gl.constexpr,
         SOURCE_BYTES: gl.constexpr, HN: gl.constexpr, H0: gl.constexpr, H1: gl.constexpr, H2: gl.constexpr,
@@ -352,7 +352,7 @@ def box_lines_kernel(
     ONE: gl.constexpr = (1, 1, 1)
     GEOMETRY: gl.constexpr = (ONE, ONE, ONE, (0, 0, 0), ONE, INPUT) if PATCH else (
         (K0, K1, K2), (T0, T1, T2), (D0, D1, D2), (P0, P1, P2), (G0, G1, G2), INPUT)
-    SHAPE: gl.constexpr = ((PN, B0, B1, B2), BN, ((COL * K0 * K1 * K2 if PATCH else COL) + BN - 1) // BN, GROUPS)
+    SHAPE: gl.constexpr = ((PN, B0, B1, B2), BN, ((COL * K0 * K1 * K2 if PATCH else COL) + BN - 1) // BN)
     source_layout: gl.constexpr = gl.NVMMASharedLayout(source_box.layout.swizzle_byte_width, dtype.primitive_bitwidth,
                                                        rank=2)
     out_layout: gl.constexpr = gl.NVMMASharedLayout(CHUNK * out_type.primitive_bitwidth // 8,
@@ -379,7 +379,7 @@ def box_lines_kernel(
             source_slots.index(i).store(gl.full([8, CB], 0.0, dtype, fill))
         fence_async_shared()
         gl.thread_barrier()
-    counts = (boxes_n, boxes_0, boxes_1, boxes_2)
+    counts = (boxes_n, boxes_0, boxes_1, boxes_2, turn)
     barriers = (source_full, source_empty, weight_full, weight_empty)
     tensors = (source, weight, result, parts)
     extents = (N, R0, R1, R2)

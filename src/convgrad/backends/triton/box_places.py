@@ -13,7 +13,7 @@ from .line_places import wrapped
 @gluon.jit
 def phase_of(order, K: gl.constexpr, T: gl.constexpr, D: gl.constexpr, P: gl.constexpr, G: gl.constexpr,
              INPUT: gl.constexpr):
-    """One phase of an axis, those with the most taps first: its residue, first tap, number of slots, source shift.
+    """One phase of an axis: its residue, first tap, number of slots, source shift.
 
     The taps k of a phase have k*D = phase + P (mod T): every (T/G)-th, where there are any.
     """
@@ -33,13 +33,19 @@ def phase_of(order, K: gl.constexpr, T: gl.constexpr, D: gl.constexpr, P: gl.con
 def place_of(tile, counts, GEOMETRY: gl.constexpr, SHAPE: gl.constexpr):
     """Where a tile lies: first column, first position of its box, group, and (phase, first tap, slots, shift) per axis.
 
-    Column tiles are neighbours, so that they find the same source in the cache; phases with the most taps come first.
+    Column tiles and phases are neighbours, so that they find the same source in the cache. The order of the phases
+    turns from box to box, so that every program has tiles of all phases: with many taps and with few.
     """
-    boxes_n, boxes_0, boxes_1, boxes_2 = counts
+    boxes_n, boxes_0, boxes_1, boxes_2, turn = counts
     K, T, D, P, G, INPUT = GEOMETRY
-    BOX, BN, COLUMN_TILES, GROUPS = SHAPE
+    BOX, BN, COLUMN_TILES = SHAPE
     column = (tile % COLUMN_TILES) * BN
     rest = tile // COLUMN_TILES
+    PHASES: gl.constexpr = T[0] * T[1] * T[2] if INPUT else 1
+    phase = rest % PHASES
+    rest = rest // PHASES
+    if PHASES > 1:
+        phase = (phase + rest // turn) % PHASES
     j2 = (rest % boxes_2) * BOX[3]
     rest = rest // boxes_2
     j1 = (rest % boxes_1) * BOX[2]
@@ -47,13 +53,10 @@ def place_of(tile, counts, GEOMETRY: gl.constexpr, SHAPE: gl.constexpr):
     j0 = (rest % boxes_0) * BOX[1]
     rest = rest // boxes_0
     n = (rest % boxes_n) * BOX[0]
-    rest = rest // boxes_n
-    group = rest % GROUPS
-    rest = rest // GROUPS
-    axis2 = phase_of(rest % T[2], K[2], T[2], D[2], P[2], G[2], INPUT)
-    axis1 = phase_of((rest // T[2]) % T[1], K[1], T[1], D[1], P[1], G[1], INPUT)
-    axis0 = phase_of(rest // (T[2] * T[1]), K[0], T[0], D[0], P[0], G[0], INPUT)
-    return column, (n, j0, j1, j2), group, axis0, axis1, axis2
+    axis2 = phase_of(phase % T[2], K[2], T[2], D[2], P[2], G[2], INPUT)
+    axis1 = phase_of((phase // T[2]) % T[1], K[1], T[1], D[1], P[1], G[1], INPUT)
+    axis0 = phase_of(phase // (T[2] * T[1]), K[0], T[0], D[0], P[0], G[0], INPUT)
+    return column, (n, j0, j1, j2), rest // boxes_n, axis0, axis1, axis2
 
 
 @gluon.jit
@@ -175,27 +178,27 @@ def result_columns(column, group, steps, STRIDE: gl.constexpr, COL: gl.constexpr
 
 @gluon.jit
 def add_parts_kernel(
-        parts, result, whole, N, R0, R1, R2, boxes_n, boxes_0, boxes_1, boxes_2, rn, r0, r1, r2,
+        parts, result, whole, N, R0, R1, R2, boxes_n, boxes_0, boxes_1, boxes_2, turn, rn, r0, r1, r2,
         RALIGN: gl.constexpr,
         K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
         T0: gl.constexpr, T1: gl.constexpr, T2: gl.constexpr,
         D0: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
         G0: gl.constexpr, G1: gl.constexpr, G2: gl.constexpr,
-        COL: gl.constexpr, GROUPS: gl.constexpr, INPUT: gl.constexpr, PATCH: gl.constexpr,
+        COL: gl.constexpr, INPUT: gl.constexpr, PATCH: gl.constexpr,
         PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr, PARTS: gl.constexpr,
         BM: gl.constexpr, BN: gl.constexpr, FEW: gl.constexpr, WARPS: gl.constexpr):
     """Add the parts of tiles in order, FEW rows a program, and write them to the result."""
     ONE: gl.constexpr = (1, 1, 1)
     GEOMETRY: gl.constexpr = (ONE, ONE, ONE, (0, 0, 0), ONE, INPUT) if PATCH else (
         (K0, K1, K2), (T0, T1, T2), (D0, D1, D2), (P0, P1, P2), (G0, G1, G2), INPUT)
-    SHAPE: gl.constexpr = ((PN, B0, B1, B2), BN, ((COL * K0 * K1 * K2 if PATCH else COL) + BN - 1) // BN, GROUPS)
+    SHAPE: gl.constexpr = ((PN, B0, B1, B2), BN, ((COL * K0 * K1 * K2 if PATCH else COL) + BN - 1) // BN)
     STRIDE: gl.constexpr = (T0, T1, T2)
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [128 // min(BN, 128), min(BN, 128) // 4], [WARPS, 1], [1, 0])
     tile = gl.program_id(0)
     first_row = gl.program_id(1) * FEW
-    column, start, group, axis0, axis1, axis2 = place_of(whole + tile, (boxes_n, boxes_0, boxes_1, boxes_2), GEOMETRY,
-                                                         SHAPE)
+    counts = (boxes_n, boxes_0, boxes_1, boxes_2, turn)
+    column, start, group, axis0, axis1, axis2 = place_of(whole + tile, counts, GEOMETRY, SHAPE)
     row = first_row + gl.arange(0, FEW, layout=gl.SliceLayout(1, layout))
     at = parts + tile.to(gl.int64) * (PARTS * BM * BN) + (row * BN)[:, None] + gl.arange(
         0, BN, layout=gl.SliceLayout(0, layout))[None, :]

@@ -90,9 +90,10 @@ def box_gather_kernel(
         image = start_n
         row = group * (RED if INPUT else COL)
         if PRODUCTS > 1:
-            product = slot // slots
+            product = PRODUCTS - 1 - slot // slots
             slot = slot % slots
-            # parts (0, 0), (0, 1), (1, 0), then (1, 1), (0, 2), (2, 0)
+            # parts (0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 0), the smallest first: tensor cores cut off what does
+            # not fit beside the sum so far
             image += ((product == 2) | (product == 3)).to(tl.int32) * padded + (product == 5).to(tl.int32) * 2 * padded
             row += ((product == 1) | (product == 3)).to(tl.int32) * ROWS + (product == 4).to(tl.int32) * 2 * ROWS
         m2 = slot % slots2

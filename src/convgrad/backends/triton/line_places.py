@@ -58,12 +58,14 @@ def stored_images(box, images, OPERAND: gl.constexpr, PRODUCTS: gl.constexpr, PN
     """First image of a box of PN images as it is stored.
 
     Operands of several parts are stored one part after the other, `images` boxes each, and boxes are counted on from
-    one product of parts to the next: product j is that of part PART_OF[0][j] of dy with part PART_OF[1][j] of x.
+    one product of parts to the next: of PRODUCTS, the last ones of PART_OF (dy, x). Small products come first: tensor
+    cores cut off what does not fit beside the sum so far.
     """
-    PART_OF: gl.constexpr = ((0, 0, 1, 1, 0, 2), (0, 1, 0, 1, 2, 0))
-    row = box
-    for j in gl.static_range(1, PRODUCTS):
-        row += (box >= j * images).to(gl.int32) * (PART_OF[OPERAND][j] - PART_OF[OPERAND][j - 1] - 1) * images
+    PART_OF: gl.constexpr = ((2, 0, 1, 1, 0, 0), (0, 2, 1, 0, 1, 0))
+    row = box + PART_OF[OPERAND][6 - PRODUCTS] * images
+    for j in gl.static_range(7 - PRODUCTS, 6):
+        over = (box >= (j - 6 + PRODUCTS) * images).to(gl.int32)
+        row += over * (PART_OF[OPERAND][j] - PART_OF[OPERAND][j - 1] - 1) * images
     return row * PN
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -32,6 +33,7 @@ from .tuning import Choice, fields_of
 from .weight_lines import line_weight_kernel
 
 MOST_VIEWS = 4  # of x, that one launch takes
+FEWER_LINES = 0.97  # of those of compact boxes, to make other boxes worth a thought
 # The tiles whose results were compared with a reference on an H200: output channels, input channels and pixels of a
 # line, then the taps a program without chains and with chains. Others compile, but only these are chosen.
 SEEN_RIGHT: dict[tuple[int, int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -51,7 +53,7 @@ SEEN_RIGHT: dict[tuple[int, int, int], tuple[tuple[int, ...], tuple[int, ...]]] 
     (256, 128, 64): ((1,), ()),
 }
 # Programs that share all lines evenly are at different lines at a time: only where the cache holds both operands.
-CACHED_BYTES = 100e6
+CACHED_BYTES = 60e6
 # What the cost model counts with, in operations, bytes and seconds, fitted to layers measured on an H200: rates of the
 # products by the columns of a tile, and of copies from the cache by the channels of a pixel that are copied together.
 PRODUCTS = {16: 335e12, 32: 560e12, 64: 790e12, 128: 930e12, 256: 930e12}
@@ -94,8 +96,8 @@ def lines_fit(problem: Problem, geo: Geometry) -> bool:
     if INTERPRETED or not channels_fit(problem, geo):
         return False
     fewest = min(geo.group_in, geo.group_out)
-    # of the grouped layers that were timed, those with a stride or under 32 channels were not faster than `weight.py`
-    return fewest >= 16 if geo.groups == 1 else fewest >= 32 and geo.phases == 1
+    # of the grouped layers that were timed, those with under 32 channels were not faster than `weight.py`
+    return fewest >= (16 if geo.groups == 1 else 32)
 
 
 def folded_axes(problem: Problem, geo: Geometry) -> int:
@@ -189,7 +191,7 @@ def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choi
 
 
 def tile_shapes(geo: Geometry) -> Iterator[tuple[int, int, int, int, bool, int]]:
-    """(BK, CB, taps a program, axis of the taps, chained, pixels of a line) of every tile that is worth a thought."""
+    """(BK, CB, axis of the taps, taps a program, chained, pixels of a line) of every tile that is worth a thought."""
     axes = [axis for axis in range(3) if geo.kernel[axis] > 1] or [2]
     for (bk, cb, pixels), (apart, chained) in SEEN_RIGHT.items():
         if bk >= 2 * max(64, geo.group_out) or cb >= 2 * max(16, geo.group_in):
@@ -200,21 +202,41 @@ def tile_shapes(geo: Geometry) -> Iterator[tuple[int, int, int, int, bool, int]]
                     continue  # fewer taps need no more programs
                 overlap = taps > geo.stride[axis] and (geo.stride[axis] == 1 or geo.dilation[axis] == 1)
                 if taps in chained and overlap:
-                    yield bk, cb, taps, axis, True, pixels
+                    yield bk, cb, axis, taps, True, pixels
                 if taps in apart:
-                    yield bk, cb, taps, axis, False, pixels
+                    yield bk, cb, axis, taps, False, pixels
 
 
-def line_box(geo: Geometry, axis: int, taps: int, chain: bool, pixels: int) -> Box | None:
-    """The box of pixels of a line: one wide on the axis of a chain, and on strided axes that need too many views."""
+@lru_cache(maxsize=4096)
+def line_boxes(geo: Geometry, axis: int, taps: int, chain: bool, pixels: int) -> tuple[Box, ...]:
+    """Boxes of pixels for lines: compact ones, and others where that leaves out more lines that only read padding.
+
+    A box is one wide on the axis of a chain, and on strided axes that need too many views.
+    """
     narrow = [(chain and axis == a) or (taps > 1 and axis == a and geo.stride[a] > 1) for a in range(3)]
     while views(geo, narrow) > MOST_VIEWS:
         wide = [a for a in (1, 0, 2) if geo.stride[a] > 1 and not narrow[a]]
         narrow[wide[0]] = True
     extents = tuple(1 if narrow[a] else geo.y[a] for a in range(3))
-    box = best_box((geo.batch, *extents), pixels)
-    # an axis of extent 1 may have got a wider box to fill the line
-    return box if all(size == 1 for size, one in zip(box[1:], narrow) if one) else None
+    compact = best_box((geo.batch, *extents), pixels)
+    if not all(size == 1 for size, one in zip(compact[1:], narrow) if one):
+        return ()  # an axis of extent 1 got a wider box to fill the line
+    sizes = [1] + [2**bits for bits in range(1, pixels.bit_length())]
+    boxes = [(pixels // (b0 * b1 * b2), b0, b1, b2) for b0, b1, b2 in product(
+        *([size for size in sizes if size < 2 * extent] for extent in extents)) if pixels % (b0 * b1 * b2) == 0]
+    boxes = [box for box in boxes if box[0] < 2 * geo.batch]
+
+    def lines(box: Box) -> int:
+        walk = lines_of(geo, box, axis, chain)
+        return sum(lines_of_taps(geo, box, axis, taps, chain, walk.length * walk.spread))
+
+    fewest = min(boxes, key=lambda box: (lines(box), -box[3], -box[2], -box[1]), default=compact)
+    return (compact, fewest) if lines(fewest) < FEWER_LINES * lines(compact) else (compact,)
+
+
+def skips(geo: Geometry, tile: LineTile) -> bool:
+    """Whether the box of a tile is not the compact one."""
+    return tile.box != line_boxes(geo, tile.axis, tile.NT, tile.chain, math.prod(tile.box))[0]
 
 
 def views(geo: Geometry, narrow: list[bool]) -> int:
@@ -257,16 +279,16 @@ def settled(geo: Geometry, tile: LineTile) -> LineTile:
     return replace(tile, splits=most_parts(schedule_of(geo, tile))) if tile.programs else tile
 
 
-def worth_measuring(problem: Problem, geo: Geometry, count: int = 6) -> list[LineTile]:
-    """The best tiles of different kinds: chains on each axis, several taps without chains, single taps."""
+def worth_measuring(problem: Problem, geo: Geometry, count: int = 7) -> list[LineTile]:
+    """The best tiles of different kinds: chains, several taps without chains, single taps, of different sizes."""
     fold = folded_axes(problem, geo)
     seen = folded(geo, fold)
     if not lines_fit(problem, seen):
         return []
     found: list[LineTile] = []
-    kinds: set[tuple[int, bool, int, bool]] = set()
+    kinds: set[tuple[bool, bool, int, bool, bool]] = set()
     for tile in sorted(all_lines(seen, None), key=lambda tile: tile.seconds):
-        kind = (tile.axis if tile.NT > 1 else 3, tile.chain, tile.BK * tile.CB, tile.programs > 0)
+        kind = (tile.NT > 1, tile.chain, tile.BK * tile.CB, tile.programs > 0, skips(seen, tile))
         if kind not in kinds and not (fold and tile.splits == 1):
             kinds.add(kind)
             found.append(tile)
@@ -277,10 +299,8 @@ def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
     weight_bytes = 4 * geo.groups * geo.group_out * geo.group_in * geo.taps
     operand_bytes = 2 * geo.groups * geo.batch * (geo.group_out * math.prod(geo.y) + geo.group_in * math.prod(geo.x))
     most = most_splits(geo, max_workspace)
-    for bk, cb, taps, axis, chain, pixels in tile_shapes(geo):
-        box = line_box(geo, axis, taps, chain, pixels)
-        if box is None:
-            continue
+    shapes = ((shape, box) for shape in tile_shapes(geo) for box in line_boxes(geo, *shape[2:]))
+    for (bk, cb, axis, taps, chain, pixels), box in shapes:
         lines = lines_of(geo, box, axis, chain)
         by_taps = lines_of_taps(geo, box, axis, taps, chain, lines.length * lines.spread)
         channel_tiles = -(-geo.group_out // bk) * -(-geo.group_in // cb)
@@ -317,8 +337,8 @@ def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
             run, segments = shares(tiles, total, slots)
             parts = (max(by_taps) - 2) // run + 2  # at most; see `settled`
             ways += [(parts, slots, run + 4 * segments)] if parts <= most else []
-        for parts, programs, in_turn in ways:
-            seconds = LAUNCH_SECONDS + max(in_turn * line_seconds, least)
+        for parts, programs, turn in ways:
+            seconds = LAUNCH_SECONDS + max(turn * line_seconds, least)
             if parts > 1:
                 seconds += LAUNCH_SECONDS + 2 * parts * weight_bytes / MEMORY_BYTES
             yield replace(tile, splits=parts, seconds=seconds, programs=programs)

@@ -73,8 +73,9 @@ def depthwise_plan(problem: Problem, geo: Geometry, max_workspace: int | None, c
     if choice is not None and choice["kernel"] == "separate":
         raise Unsupported("several results at once: tuning found one kernel each to be faster")
     slid = slide_plans.for_problem(problem, geo, max_workspace, choice)
-    if slid is None:
-        return plain_depthwise_plan(problem, geo, max_workspace, choice)
+    if slid is None:  # a measured strip says nothing about the plain kernels
+        strip = choice is not None and choice["kernel"] in ("slide", "tall")
+        return plain_depthwise_plan(problem, geo, max_workspace, None if strip else choice)
     parts = [problem] if len(problem.results) == 1 or problem.wrt == "weight+bias" else \
         [problem.with_(wrt="input"), problem.with_(wrt="+".join(problem.results[1:]))]
     return slide_plans.or_plain(slid, [plain_depthwise_plan(part, geo, max_workspace, None) for part in parts])

@@ -20,6 +20,7 @@ from .direct import Prepared, cuda
 from .launch import current
 
 Run = Callable[[tuple[Any, ...], tuple[Any, ...], Any], None]
+NOWHERE: list[int] = []
 MOST_RECORDINGS = 64  # per plan; a plan rarely sees more than one set of strides
 
 
@@ -31,19 +32,21 @@ class Recording:
         self.scratch: list[int] = []  # bytes
         self.constants: list[Any] = []
         self.launches: list[Prepared] = []
-        self.cells: list[tuple[Any, int, int]] = []
-        self.maps: list[tuple[int, int, int]] = []
+        self.cells: dict[int, list[tuple[Any, int]]] = {}  # by the tensor's number: where its address goes, offset
+        self.maps: dict[int, list[tuple[int, int]]] = {}  # the same for tensor maps
         self.whole = True  # nothing happened that a replay would miss
-        self.last: list[int] | None = None
+        self.last = NOWHERE  # the tensors' addresses in the parameters now
         self.lock = threading.Lock()
 
     def add(self, prepared: Prepared) -> None:
         """Note a launch that was just made."""
         for tensor, cell in prepared.pointers:
             if not any(tensor is constant for constant in self.constants):
-                self.cells.append((cell, *self.place_of(tensor)))
+                number, offset = self.place_of(tensor)
+                self.cells.setdefault(number, []).append((cell, offset))
         for tensor, address in prepared.maps:
-            self.maps.append((address, *self.place_of(tensor)))
+            number, offset = self.place_of(tensor)
+            self.maps.setdefault(number, []).append((address, offset))
         self.launches.append(prepared)
         prepared.forget_tensors()
 
@@ -68,18 +71,25 @@ class Recording:
         pointers += held
         try:
             with self.lock:  # the parameters' memory is shared by all threads
-                if pointers != self.last:
-                    self.last = None
-                    for cell, number, offset in self.cells:
-                        cell.value = pointers[number] + offset
-                    for address, number, offset in self.maps:
-                        replace_address(address, pointers[number] + offset)
+                last = self.last
+                if pointers != last:
+                    self.last = NOWHERE
+                    for number, pointer in enumerate(pointers):
+                        if last is NOWHERE or pointer != last[number]:
+                            self.move(number, pointer)
                     self.last = pointers
                 for prepared in self.launches:
                     prepared.launch(stream)
         finally:
             for memory in held:  # free for what this stream does after these launches
                 torch._C._cuda_cudaCachingAllocator_raw_delete(memory)
+
+    def move(self, number: int, pointer: int) -> None:
+        """Put a tensor's new address everywhere it belongs."""
+        for cell, offset in self.cells.get(number, ()):
+            cell.value = pointer + offset
+        for address, offset in self.maps.get(number, ()):
+            replace_address(address, pointer + offset)
 
 
 def replace_address(tensor_map: int, address: int) -> None:

@@ -112,10 +112,24 @@ def load_taps(at, there, STEP: gl.constexpr, K: gl.constexpr):
 
 
 @gluon.jit
-def store_row(at, column, there, sums, EXTENT: gl.constexpr, STEP: gl.constexpr, U: gl.constexpr):
+def read_taps(at, w_0, w_1, there, zero, STEP: gl.constexpr, K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr):
+    """All taps, and whether one of them is infinite or NaN."""
+    taps = ()
+    for k in gl.static_range(K0 * K1):
+        taps = taps + load_taps(at + (k // K1) * w_0 + (k % K1) * w_1, there, STEP, K2)
+    suspect = zero
+    for k in gl.static_range(K0 * K1 * K2):
+        suspect += taps[k] * 0.0
+    return taps, any_of(suspect != suspect)
+
+
+@gluon.jit
+def store_row(at, column, there, sums, EXTENT: gl.constexpr, STEP: gl.constexpr, U: gl.constexpr,
+              BEYOND: gl.constexpr = False):
+    """Store U columns; with BEYOND some strips lie outside the image altogether."""
     for c in gl.static_range(U):
         ok = there
-        if EXTENT % U != 0:
+        if EXTENT % U != 0 or BEYOND:
             ok = there & (column + c < EXTENT)
         gl.store(at + c * STEP, sums[c].to(at.dtype.element_ty), mask=ok)
 
@@ -180,8 +194,8 @@ def slide_input_kernel(
         K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
         T1: gl.constexpr, T2: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
-        HELD: gl.constexpr, FLUSH: gl.constexpr, U: gl.constexpr, V: gl.constexpr, UNROLL: gl.constexpr,
-        AHEAD: gl.constexpr, S: gl.constexpr, BC: gl.constexpr, WARPS: gl.constexpr):
+        HELD: gl.constexpr, SHARED: gl.constexpr, FLUSH: gl.constexpr, U: gl.constexpr, V: gl.constexpr,
+        UNROLL: gl.constexpr, AHEAD: gl.constexpr, S: gl.constexpr, BC: gl.constexpr, WARPS: gl.constexpr):
     """dx: each row of dy is added to the sums of the rows it reaches; the finished rows are stored, the rest move up.
 
     A segment of rows starts `start` steps before its first row, so that all rows of dy that reach it are met. With
@@ -209,7 +223,10 @@ def slide_input_kernel(
     w_at = weight + gl.full([S, 1], 0, gl.int32, LAYOUT) + c * w_c
 
     if HELD:
-        taps, bad = held_taps(weight, c_tile, w_c, w_0, w_1, C, W2, K0, K1, K2, BC, WARPS, LAYOUT)
+        if SHARED > 0:
+            taps, bad = held_taps(weight, c_tile, w_c, w_0, w_1, C, W2, K0, K1, K2, BC, WARPS, LAYOUT)
+        else:
+            taps, bad = read_taps(w_at, w_0, w_1, there, zero, W2, K0, K1, K2)
     else:
         suspect = zero
         for k in range(0, K0 * K1 * K2):

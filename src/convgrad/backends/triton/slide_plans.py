@@ -13,12 +13,12 @@ from .launch import INTERPRETED, Launch, Step, aligned_strides
 from .numbers_on_device import on_tensors, rounding, scratch
 from .slide import slide_input_kernel, tall_input_kernel
 from .slide_weight import slide_both_kernel, slide_weight_kernel
-from .strips import Strip, bias_rides, choose_strip, estimate, ranked
+from .strips import SHARED, Strip, bias_rides, choose_strip, estimate, ranked
 from .tiles import reduce_tile
 from .tuning import Choice, fields_of
 from .weight import reduce_taps_kernel
 
-MOST_MEASURED = 16  # strips that tuning measures for a problem
+MOST_MEASURED = 8  # strips that tuning measures for a problem, without and with shared memory
 
 
 class Sums:
@@ -89,9 +89,9 @@ def input_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
         yalign, (yn, y0, y1) = aligned_strides((yn, y0, y1))
         ralign, (rn, r0, r1) = aligned_strides((rn, r0, r1))
         constants = {**geo.constants(), "YALIGN": yalign, "RALIGN": ralign, "C": geo.groups, "Q2": geo.y[2],
-                     "X2": geo.x[2], "Y2": y2, "R2": r2, "W2": w2, "HELD": strip.HELD, "FLUSH": flush, "U": strip.U,
-                     "V": strip.V, "UNROLL": strip.UNROLL, "AHEAD": strip.AHEAD, "S": strip.S, "BC": strip.BC,
-                     "WARPS": strip.warps}
+                     "X2": geo.x[2], "Y2": y2, "R2": r2, "W2": w2, "HELD": strip.HELD, "SHARED": strip.SHARED,
+                     "FLUSH": flush, "U": strip.U, "V": strip.V, "UNROLL": strip.UNROLL, "AHEAD": strip.AHEAD,
+                     "S": strip.S, "BC": strip.BC, "WARPS": strip.warps}
         del constants["T0"]
         scalars = (geo.batch, geo.y[0], geo.y[1], geo.x[0], geo.x[1], strips, segments, steps, start, turns,
                    channel_tiles, yn, y0, y1, rn, r0, r1, wc, w0, w1)
@@ -141,8 +141,9 @@ def weight_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
         yalign, (yn, y0, y1) = aligned_strides((yn, y0, y1))
         xalign, (xn, x0, x1) = aligned_strides((xn, x0, x1))
         constants = {**geo.constants(), "YALIGN": yalign, "XALIGN": xalign, "C": geo.groups, "Q2": geo.y[2],
-                     "X2": geo.x[2], "Y2": y2, "XS2": x2, "BIAS": bias, "LINES": lines, "U": strip.U, "V": strip.V,
-                     "UNROLL": strip.UNROLL, "AHEAD": strip.AHEAD, "S": strip.S, "BC": strip.BC, "WARPS": strip.warps}
+                     "X2": geo.x[2], "Y2": y2, "XS2": x2, "BIAS": bias, "LINES": lines, "SHARED": strip.SHARED,
+                     "U": strip.U, "V": strip.V, "UNROLL": strip.UNROLL, "AHEAD": strip.AHEAD, "S": strip.S,
+                     "BC": strip.BC, "WARPS": strip.warps}
         del constants["T0"]
         scalars = (geo.batch, geo.y[0], geo.y[1], geo.x[0], geo.x[1], strips, segments, steps, turns, tiles,
                    run_length, channel_tiles, yn, y0, y1, xn, x0, x1)
@@ -189,7 +190,7 @@ def both_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
         ralign, (rn, r1) = aligned_strides((rn, r1))
         constants = {name: value for name, value in geo.constants().items() if not name.endswith("0")} | {
             "YALIGN": yalign, "XALIGN": xalign, "RALIGN": ralign, "C": geo.groups, "Q2": geo.y[2], "X2": geo.x[2],
-            "Y2": y2, "XS2": x2, "R2": r2, "W2": w2, "BIAS": bias, "U": strip.U, "V": strip.V,
+            "Y2": y2, "XS2": x2, "R2": r2, "W2": w2, "BIAS": bias, "SHARED": strip.SHARED, "U": strip.U, "V": strip.V,
             "UNROLL": strip.UNROLL, "AHEAD": strip.AHEAD, "S": strip.S, "BC": strip.BC, "WARPS": strip.warps}
         scalars = (geo.batch, geo.y[1], geo.x[1], strips, segments, steps, turns, tiles, run_length, channel_tiles,
                    yn, y1, xn, x1, rn, r1, wc, w1)
@@ -294,24 +295,24 @@ def worth_measuring(problem: Problem, geo: Geometry) -> Iterator[tuple[str, Stri
         return
     kind = kind_of(problem)
     bias = "bias" in problem.results
-    shapes = set()
-    for strip in ranked(kind, geo, None, bias):
-        shape = (strip.U, strip.V, strip.BC, strip.UNROLL > 1, strip.segments > 1)
-        if shape not in shapes and (not bias or bias_rides(kind, geo, strip)):
-            shapes.add(shape)
-            yield "slide", strip
-        if len(shapes) == MOST_MEASURED:
-            return
+    shapes: set[tuple[Any, ...]] = set()
+    for shared in (SHARED, 2):
+        most = len(shapes) + MOST_MEASURED
+        for strip in ranked(kind, geo, None, bias, shared):
+            shape = (strip.U, strip.V, strip.BC, strip.UNROLL > 1, strip.segments > 1, strip.SHARED)
+            if shape not in shapes and len(shapes) < most and (not bias or bias_rides(kind, geo, strip)):
+                shapes.add(shape)
+                yield "slide", strip
     tall = many_taps(geo) if kind == "input" and not shapes else None
     if tall is not None:
         yield from (("tall", replace(tall, U=columns)) for columns in (tall.U, 4, 8, 14))
 
 
 def apart_is_faster(geo: Geometry, strip: Strip, max_workspace: int | None, bias: bool) -> bool:
-    """Whether two passes beat one, by the model."""
+    """Whether two passes beat one, by the model; a tenth in doubt, for one pass needs more registers."""
     parts = [(kind, choose_strip(kind, geo, max_workspace, bias)) for kind in ("input", "weight")]
     axes = turned(geo) if strip.turn else geo
-    return all(part is not None for _, part in parts) and estimate("both", axes, strip) > sum(
+    return all(part is not None for _, part in parts) and estimate("both", axes, strip) > 0.9 * sum(
         estimate(kind, axes, part) for kind, part in parts if part is not None)
 
 
@@ -334,11 +335,3 @@ def or_plain(slid: Plan, plain: Sequence[Plan]) -> Plan:
 
     return slid._replace(run=run, workspace_bytes=max(slid.workspace_bytes, *(part.workspace_bytes for part in plain)),
                          notes=(*slid.notes, f"where channels are not neighbours in memory: {plain[0].kernel}"))
-
-
-def try_plan(problem, geo, kw):  # type: ignore
-    kind = {"input": input_plan, "weight": weight_plan, "weight+bias": weight_plan}.get(problem.wrt, both_plan)
-    kw = dict(kw)
-    if kw.pop("tall", False):
-        kind = tall_plan
-    return kind(problem, geo, Strip(**kw))

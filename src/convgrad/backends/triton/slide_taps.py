@@ -66,3 +66,23 @@ def store_sums(out, sums, c_tile, taps, C: gl.constexpr, COUNT: gl.constexpr, S:
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))[:, None]
     c = c_tile + gl.arange(0, BC, layout=gl.SliceLayout(0, LAYOUT))[None, :]
     gl.store(out + row * C + c, total, mask=(row < taps) & (c < C))
+
+
+@gluon.jit
+def row_table(ROWS: gl.constexpr, U: gl.constexpr, S: gl.constexpr, BC: gl.constexpr):
+    """Shared memory for ROWS rows of U columns: where registers do not hold them."""
+    return gl.allocate_shared_memory(gl.float32, [ROWS * U, S, BC], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+
+
+@gluon.jit
+def put_row(table, place, row, U: gl.constexpr):
+    for u in gl.static_range(U):
+        table.index(place * U + u).store(row[u])
+
+
+@gluon.jit
+def get_row(table, place, U: gl.constexpr, LAYOUT: gl.constexpr):
+    row = ()
+    for u in gl.static_range(U):
+        row = row + (table.index(place * U + u).load(LAYOUT),)
+    return row

@@ -13,6 +13,7 @@ from .slide import (
     load_row,
     masked_input,
     place_of,
+    read_taps,
     rows_reached,
     store_row,
     strip_layout,
@@ -20,7 +21,7 @@ from .slide import (
     window_low,
     window_width,
 )
-from .slide_taps import held_taps, store_sums
+from .slide_taps import get_row, held_taps, put_row, row_table, store_sums
 
 
 @gluon.jit
@@ -90,7 +91,7 @@ def slide_weight_kernel(
         K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
         T1: gl.constexpr, T2: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr, BIAS: gl.constexpr,
-        LINES: gl.constexpr,
+        LINES: gl.constexpr, SHARED: gl.constexpr,
         U: gl.constexpr, V: gl.constexpr, UNROLL: gl.constexpr, AHEAD: gl.constexpr, S: gl.constexpr,
         BC: gl.constexpr, WARPS: gl.constexpr):
     """dw of LINES lines of taps over a run of tiles: a row of x meets the rows of dy that reach it, kept in registers.
@@ -118,6 +119,8 @@ def slide_weight_kernel(
     zero = gl.full([S, BC], 0.0, gl.float32, LAYOUT)
     acc = (zero,) * (LINES * K2)
     bias = zero
+    if SHARED == 2:
+        table = row_table(REACH, U, S, BC)
     for tile in range(begin, end):
         n, plane, segment, residue, strip = place_of(tile, strips, segments, Q0, D1, S, LAYOUT)
         i_0 = plane + (k0 * D0 - P0)
@@ -131,10 +134,14 @@ def slide_weight_kernel(
         x_at = x + (n.to(gl.int64) * x_n + i_0.to(gl.int64) * x_0 + i.to(gl.int64) * x_1
                     + (strip * (U * T2) - P2) * XS2) + c
         ring = ()  # rows of dy, the oldest first
+        newest = tile * 0 + (REACH - 1)  # SHARED: where the next row goes
         for m in gl.static_range(REACH - 1):
             row = as_sums(load_row(y_at - (REACH - 1 - m) * D1 * y_1, strip * U,
                                    y_there & below(o - (REACH - 1 - m) * D1, Q1), Q2, Y2, U), U)
-            ring = ring + row
+            if SHARED == 2:
+                put_row(table, m, row, U)
+            else:
+                ring = ring + row
             if BIAS:
                 for u in gl.static_range(U):
                     bias += gl.where(segment == 0, row[u], 0.0)
@@ -166,14 +173,26 @@ def slide_weight_kernel(
                 if BIAS:
                     for u in gl.static_range(U):
                         bias += row[u]
-                ring = ring + row
+                if SHARED == 2:
+                    put_row(table, newest, row, U)
+                else:
+                    ring = ring + row
                 for t in gl.static_range(T1):
                     window = as_sums(current[U + t * WIDTH:U + t * WIDTH + WIDTH], WIDTH)
                     for age in gl.static_range(REACH):  # a row of dy that came `age` steps ago meets tap t + age*stride
                         if t + age * T1 < LINES:
-                            acc = weigh_line_of(acc, window, ring[(REACH - 1 - age) * U:(REACH - age) * U],
-                                                (t + age * T1) * K2, U, T2, D2, K2)
-                ring = ring[U:]
+                            if age == 0:
+                                old = row
+                            elif SHARED == 2:
+                                place = gl.where(newest >= age, newest - age, newest - age + REACH)
+                                old = get_row(table, place, U, LAYOUT)
+                            else:
+                                old = ring[(REACH - 1 - age) * U:(REACH - age) * U]
+                            acc = weigh_line_of(acc, window, old, (t + age * T1) * K2, U, T2, D2, K2)
+                if SHARED == 2:
+                    newest = gl.where(newest == REACH - 1, 0, newest + 1)
+                else:
+                    ring = ring[U:]
 
     c_out = c_tile + gl.arange(0, BC, layout=gl.SliceLayout(0, LAYOUT))
     out = partial + split.to(gl.int64) * ((K0 * K1 * K2 + BIAS) * C) + (k0 * K1 + group * LINES) * (K2 * C)
@@ -185,8 +204,11 @@ def slide_weight_kernel(
         masked_weight(dy, x, out, taps, (c, c_out), k0, begin, end, strips, segments, steps, Q0, (N, Q1, X0, X1),
                       (y_n, y_0, y_1), (x_n, x_0, x_1), zero, first * T1 - pad1, pad1, False, Q2, X2, Y2, XS2, C,
                       (K0, K1, K2), (1, T1, T2), (D0, D1, D2), (P0, P1, P2), U, S, LAYOUT)
-    else:
+    elif SHARED > 0:
         store_sums(out, acc, c_tile, taps, C, LINES * K2, S, BC, WARPS)
+    else:
+        for e in gl.static_range(LINES * K2):
+            gl.store(out + e * C + c_out, gl.sum(acc[e], 0), mask=(c_out < C) & (e < taps))
     if BIAS:
         gl.store(out + K0 * K1 * K2 * C + c_out, gl.sum(bias, 0), mask=(c_out < C) & (k0 == 0) & (group == 0))
 
@@ -212,8 +234,9 @@ def slide_both_kernel(
         YALIGN: gl.constexpr, XALIGN: gl.constexpr, RALIGN: gl.constexpr, C: gl.constexpr, Q2: gl.constexpr,
         X2: gl.constexpr, Y2: gl.constexpr, XS2: gl.constexpr, R2: gl.constexpr, W2: gl.constexpr,
         K1: gl.constexpr, K2: gl.constexpr, T1: gl.constexpr, T2: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
-        P1: gl.constexpr, P2: gl.constexpr, BIAS: gl.constexpr, U: gl.constexpr, V: gl.constexpr,
-        UNROLL: gl.constexpr, AHEAD: gl.constexpr, S: gl.constexpr, BC: gl.constexpr, WARPS: gl.constexpr):
+        P1: gl.constexpr, P2: gl.constexpr, BIAS: gl.constexpr, SHARED: gl.constexpr, U: gl.constexpr,
+        V: gl.constexpr, UNROLL: gl.constexpr, AHEAD: gl.constexpr, S: gl.constexpr, BC: gl.constexpr,
+        WARPS: gl.constexpr):
     """dx, dw and db from one read of dy and x: a strip of x and dx, and the windows of dy that reach it."""
     y_n, y_1 = yn.to(gl.int64) * YALIGN, y1.to(gl.int64) * YALIGN
     x_n, x_1 = xn.to(gl.int64) * XALIGN, x1.to(gl.int64) * XALIGN
@@ -231,7 +254,10 @@ def slide_both_kernel(
     end = gl.minimum(begin + run, tiles)
     zero = gl.full([S, BC], 0.0, gl.float32, LAYOUT)
     w_at = weight + gl.full([S, 1], 0, gl.int32, LAYOUT) + c * w_c
-    taps, bad_taps = held_taps(weight, c_tile, w_c, 0, w_1, C, W2, 1, K1, K2, BC, WARPS, LAYOUT)
+    if SHARED > 0:
+        taps, bad_taps = held_taps(weight, c_tile, w_c, 0, w_1, C, W2, 1, K1, K2, BC, WARPS, LAYOUT)
+    else:
+        taps, bad_taps = read_taps(w_at, 0, w_1, c < C, zero, W2, 1, K1, K2)
     acc = (zero,) * (K1 * K2)
     bias = zero
     for tile in range(begin, end):
@@ -285,7 +311,8 @@ def slide_both_kernel(
                             line = taps[(t + age * T1) * K2:(t + age * T1) * K2 + K2]
                             sums = add_line(sums, old, line, U, WIDTH, T2, D2, P2, K2)
                             acc = weigh_window(acc, old, inputs, (t + age * T1) * K2, U, WIDTH, T2, D2, P2, K2)
-                    store_row(r_at + t * r_1, strip * U, there & (below(i + t, X1) & (step < last)), sums, X2, R2, U)
+                    store_row(r_at + t * r_1, strip * U, there & (below(i + t, X1) & (step < last)), sums, X2, R2, U,
+                              (Q2 + U // T2 - 1) // (U // T2) > (X2 + U - 1) // U)
                 ring = ring[WIDTH:]
                 step += 1
                 o += D1
@@ -308,7 +335,10 @@ def slide_both_kernel(
         masked_weight(dy, x, out, K1 * K2, (c, c_out), 0, begin, end, strips, segments, steps, 1, (N, Q1, 1, X1),
                       (y_n, 0, y_1), (x_n, 0, x_1), zero, T1 * FIRST - P1, P1, True, Q2, X2, Y2, XS2, C, (1, K1, K2),
                       (1, T1, T2), (1, D1, D2), (0, P1, P2), U, S, LAYOUT)
-    else:
+    elif SHARED > 0:
         store_sums(out, acc, c_tile, K1 * K2, C, K1 * K2, S, BC, WARPS)
+    else:
+        for e in gl.static_range(K1 * K2):
+            gl.store(out + e * C + c_out, gl.sum(acc[e], 0), mask=c_out < C)
     if BIAS:
         gl.store(out + K1 * K2 * C + c_out, gl.sum(bias, 0), mask=c_out < C)

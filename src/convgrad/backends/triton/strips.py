@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from .geometry import Geometry, turned
-from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR
+from .launch import power_of_two
+from .tiles import MULTIPROCESSORS, SHARED_BYTES, WORKSPACE_FLOOR
 
 REGISTERS = 65536  # of a multiprocessor
 MOST_REGISTERS = 236  # of a thread, by the model's count; the compiler needs some more
@@ -16,6 +17,7 @@ BYTES_PER_MS = 3.8e9
 LATENCY = 0.9e-3  # milliseconds from a load to its value when the memory is busy
 LAUNCH = 0.004  # milliseconds of a kernel that does nothing
 MOST_STRIP = 16  # columns
+SHARED = 0  # what plans put through shared memory unless tuning says otherwise: see Strip.SHARED
 LONGEST_BODY = 1600  # products in the body of a loop: longer ones take long to compile
 
 
@@ -33,6 +35,7 @@ class Strip:
     splits: int = 1  # weight gradient: runs of tiles
     warps: int = 4
     LINES: int = 0  # weight gradient: lines of taps a program sums; 0: all
+    SHARED: int = 0  # what goes through shared memory: 1 taps and sums, 2 also rows of dy that wait (weight gradient)
     turn: bool = False  # the last axis is the one along which strips slide
 
     @property
@@ -70,7 +73,7 @@ def work(kind: str, geo: Geometry, strip: Strip) -> Work:
     (k0, k1, k2), (_, t1, t2), (_, d1, d2) = geo.kernel, geo.stride, geo.dilation
     u, v = strip.U, strip.V
     packed = -(-v // 2)
-    convert = v if v > 1 else 2.5  # instructions that make float32 of an element
+    convert = 1.7 * v if v > 1 else 4.5  # instructions that make float32 of what a load brings
     reach = -(-k1 // t1)
     ring = max(k1, t1)
     if kind == "input":
@@ -82,19 +85,22 @@ def work(kind: str, geo: Geometry, strip: Strip) -> Work:
         # a step of the slide multiplies every tap with the columns it reaches: U/T2 of them
         products = k0 * k1 * k2 * u * v / t2
         moved = (ring - t1) * u * v / strip.UNROLL if ring > strip.UNROLL else 0
-        per_step = products + loads * 2.5 + k0 * width * convert + t1 * u * (1.5 + v / 2) + moved + 12
-        before = 500 + 4 * k0 * k1 * k2
+        per_step = products + loads * 2.0 + k0 * width * convert + t1 * u * (1.5 + v / 2) + moved + 12
+        before = 500 + (4 if strip.SHARED else 30 * v) * k0 * k1 * k2  # taps read one by one are a sector each
         strips = geo.batch * geo.x[0] * d1 * -(-geo.x[2] // u)
         loaded = k0 * width * v
     elif kind == "weight":
         lines = strip.LINES or k1
         reach = -(-lines // t1)
         width = (u - 1) * t2 + (k2 - 1) * d2 + 1
-        registers = (reach - 1) * u * v + lines * k2 * v + (u + width) * v + (u + t1 * width) * packed + 40
+        ring = 0 if strip.SHARED == 2 else (reach - 1) * u * v
+        registers = ring + lines * k2 * v + (u + width) * v + (u + t1 * width) * packed + 40
         steps = -(-geo.y[1] // d1) + (reach - 1 if d1 > 1 else 0)
         loads = u + t1 * width
         moved = (reach - 1) * u * v if reach > strip.UNROLL else 0
-        per_step = lines * k2 * u * v + loads * 2.5 + (u + t1 * width) * convert + moved + 16
+        if strip.SHARED == 2:  # loads from shared memory, and barriers around the stores
+            moved = (reach - 1) * u + 12 * u
+        per_step = lines * k2 * u * v + loads * 2.0 + (u + t1 * width) * convert + moved + 16
         before = 80 + (reach - 1) * u * (3 + v)
         strips = geo.batch * geo.y[0] * k0 * -(-k1 // lines) * d1 * -(-geo.y[2] // u)
         loaded = loads * v
@@ -104,7 +110,7 @@ def work(kind: str, geo: Geometry, strip: Strip) -> Work:
         steps = -(-geo.x[1] // (d1 * t1))
         loads = width + t1 * u
         moved = (reach - 1) * width * v if reach > strip.UNROLL else 0
-        per_step = 2 * k1 * k2 * u * v / t2 + loads * (2.5 + convert) + t1 * u * (1.5 + v / 2) + moved + 20
+        per_step = 2 * k1 * k2 * u * v / t2 + loads * (2.0 + convert) + t1 * u * (1.5 + v / 2) + moved + 20
         before = 80 + (reach - 1) * width * (3 + v)
         strips = geo.batch * d1 * -(-geo.x[2] // u)
         loaded = loads * v
@@ -117,6 +123,22 @@ def work(kind: str, geo: Geometry, strip: Strip) -> Work:
                 2.0 * loaded * (strip.AHEAD - 0.5 + strip.UNROLL / 2))
 
 
+def shared_bytes(kind: str, geo: Geometry, strip: Strip) -> int:
+    """Shared memory of a program: taps, rows that wait, sums on their way out."""
+    lines = strip.LINES or geo.kernel[1]
+    table = 4 * 32 * strip.warps * strip.V * power_of_two(max(16, lines * geo.kernel[2]))
+    rows = 4 * 32 * strip.warps * strip.V * strip.U * -(-lines // geo.stride[1]) if strip.SHARED == 2 else 0
+    if strip.SHARED == 0:
+        return 0
+    return 4 * strip.BC * power_of_two(max(16, geo.taps)) if kind == "input" else max(table, rows)
+
+
+def resident(kind: str, geo: Geometry, strip: Strip, registers: int) -> int:
+    """Programs of a multiprocessor at the same time."""
+    return max(1, min(REGISTERS // (min(255, registers + 12) * 32 * strip.warps),
+                      SHARED_BYTES // (shared_bytes(kind, geo, strip) + 1024), 32))
+
+
 def estimate(kind: str, geo: Geometry, strip: Strip) -> float:
     """Milliseconds, roughly: the longer of issuing all instructions and moving all bytes, in waves of programs."""
     done = work(kind, geo, strip)
@@ -126,12 +148,13 @@ def estimate(kind: str, geo: Geometry, strip: Strip) -> float:
     reach = -(-geo.kernel[1] // geo.stride[1]) - 1
     extra = reach if kind == "input" and strip.segments > 1 else 0
     tiles = -(-done.strips * strip.segments // strip.S) * channel_tiles
-    at_once = MULTIPROCESSORS * max(1, REGISTERS // (min(255, done.registers + 12) * 32 * strip.warps))
+    at_once = MULTIPROCESSORS * resident(kind, geo, strip, done.registers)
     groups = geo.kernel[0] * (-(-geo.kernel[1] // strip.LINES) if strip.LINES else 1)
     programs = tiles if kind == "input" else min(tiles, strip.splits * channel_tiles * groups)
     tiles_each = -(-tiles // programs)
     waves = -(-programs // at_once)
-    cycles = tiles_each * ((steps + extra) * done.per_step + done.before) + (0 if kind == "input" else geo.taps * 80)
+    after = 0 if kind == "input" else 2000 if strip.SHARED else geo.taps * 200  # adding up the strips
+    cycles = tiles_each * ((steps + extra) * done.per_step + done.before) + after
     warps = min(programs, at_once) / MULTIPROCESSORS * strip.warps / 4  # of a scheduler
     waiting = LATENCY * CLOCK * (2 * tiles_each + 1)  # for the first rows of every tile
     issue = 1.15 * waves * max(cycles * max(1.0, warps), cycles + waiting) / CLOCK
@@ -155,8 +178,8 @@ def channel_tiles(channels: int) -> Iterator[int]:
             yield width
 
 
-def worth_trying(kind: str, geo: Geometry) -> Iterator[Strip]:
-    """Strips whose registers fit."""
+def worth_trying(kind: str, geo: Geometry, shared: int) -> Iterator[Strip]:
+    """Strips whose registers fit; `shared` is the most that may go through shared memory."""
     turn = slides_along_last(geo)
     if turn:
         geo = turned(geo)
@@ -182,13 +205,20 @@ def worth_trying(kind: str, geo: Geometry) -> Iterator[Strip]:
                         continue
                     if unroll > 1 and (unroll > rows // 2 or unroll * taps * u * v > LONGEST_BODY):
                         continue
-                    strip = Strip(u, v, bc, 1, unroll, turn=turn)
+                    strip = Strip(u, v, bc, 1, unroll, SHARED=min(shared, 1), turn=turn)
                     if work(kind, geo, strip).registers <= MOST_REGISTERS:
                         yield strip
                         further = replace(strip, AHEAD=2)
                         if work(kind, geo, further).registers <= 170:
                             yield further
-                    elif kind == "input" and geo.kernel[0] > 1:
+                    waiting = replace(strip, SHARED=2)
+                    if shared == 2 and kind == "weight" and unroll == 1 and reach > 3 and u > 1 and (
+                            work(kind, geo, waiting).registers <= MOST_REGISTERS
+                            and shared_bytes(kind, geo, waiting) <= SHARED_BYTES // 2):
+                        yield waiting
+                    if work(kind, geo, strip).registers <= MOST_REGISTERS:
+                        continue
+                    if kind == "input" and geo.kernel[0] > 1:
                         strip = replace(strip, HELD=False)
                         if work(kind, geo, strip).registers <= MOST_REGISTERS:
                             yield strip
@@ -205,13 +235,16 @@ def in_runs(kind: str, geo: Geometry, strip: Strip, max_workspace: int | None, b
     oriented = turned(geo) if strip.turn else geo
     done = work(kind, oriented, strip)
     channels = -(-geo.groups // strip.BC)
-    at_once = MULTIPROCESSORS * max(1, REGISTERS // (min(255, done.registers + 12) * 32 * strip.warps))
+    at_once = MULTIPROCESSORS * resident(kind, oriented, strip, done.registers)
     size = 4 * geo.groups * (geo.taps + bias)
     limit = max(WORKSPACE_FLOOR, 2 * size)
     limit = limit if max_workspace is None else min(max_workspace, limit)
+    tiles = -(-done.strips // strip.S) * channels
+    enough = False  # tiles, for runs of even length too: more segments would only overlap more
     for segments in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128):
-        if segments > 1 and done.steps // segments < max(2 * strip.UNROLL, 6):
+        if enough or (segments > 1 and done.steps // segments < max(2 * strip.UNROLL, 6)):
             break
+        enough = tiles * segments > (4 if kind == "input" else 32) * at_once
         if kind == "input":
             yield replace(strip, segments=segments)
             continue
@@ -221,16 +254,19 @@ def in_runs(kind: str, geo: Geometry, strip: Strip, max_workspace: int | None, b
             yield replace(strip, segments=segments, splits=runs)
 
 
-def choose_strip(kind: str, geo: Geometry, max_workspace: int | None = None, bias: bool = False) -> Strip | None:
+def choose_strip(kind: str, geo: Geometry, max_workspace: int | None = None, bias: bool = False,
+                 shared: int = SHARED) -> Strip | None:
     """The strip that the model thinks fastest, or None where none fits."""
-    found = ranked(kind, geo, max_workspace, bias)
+    found = ranked(kind, geo, max_workspace, bias, shared)
     return found[0] if found else None
 
 
-def ranked(kind: str, geo: Geometry, max_workspace: int | None = None, bias: bool = False) -> list[Strip]:
+def ranked(kind: str, geo: Geometry, max_workspace: int | None = None, bias: bool = False,
+           shared: int = SHARED) -> list[Strip]:
     """All strips worth trying, the model's favourite first."""
     oriented = turned(geo) if slides_along_last(geo) else geo
-    options = [runs for strip in worth_trying(kind, geo) for runs in in_runs(kind, geo, strip, max_workspace, bias)]
+    options = [runs for strip in worth_trying(kind, geo, shared)
+               for runs in in_runs(kind, geo, strip, max_workspace, bias)]
     return sorted(options, key=lambda strip: estimate(kind, oriented, strip))
 
 

@@ -19,6 +19,7 @@ AGREEMENT = 0.01  # largest relative difference (norms) of two correct results: 
 FLUSH_BYTES = 256 * 2**20  # written between runs, so that none finds its operands in the L2 cache
 HOPELESS = 1.3  # a candidate whose first runs take this much longer than the best is not measured further
 FIRST_RUNS = 3
+COMPILING_SHARE = 0.6  # of the time limit, at most
 AHEAD_CYCLES = 2_000_000  # for which the GPU waits (about 1 ms), so that launching is not part of what is measured
 
 
@@ -106,24 +107,30 @@ def tune(problems: Sequence[Problem], repeats: int, workers: int = 1, limit_seco
     jobs = [(problem, choices) for problem, choices in ((problem, candidates(problem)) for problem in problems)
             if choices]
     with Progress() as progress:
-        tiles = [(str(problem), choice) for problem, choices in jobs for choice in choices]
-        compiled = {str(problem): 0 for problem, _ in jobs}
+        ready = {str(problem): list(range(len(choices))) for problem, choices in jobs}
         if not INTERPRETED:
-            bar = progress.add_task("compiling", total=len(tiles))
+            # the models' first picks of all problems first, then their second ones: time may be short
+            ranks = max((len(choices) for _, choices in jobs), default=0)
+            ahead = [(str(problem), choices[rank]) for rank in range(ranks) for problem, choices in jobs
+                     if rank < len(choices)]
+            bar = progress.add_task("compiling", total=len(ahead))
+            compiled: dict[str, list[Choice | None]] = {name: [] for name in ready}
 
             def done(job: tuple[str, Choice | None], seconds: float, error: str) -> None:
-                compiled[job[0]] += 1
+                compiled[job[0]] += [] if error else [job[1]]
                 progress.advance(bar)
 
-            # half of the time at most; what is left is compiled when it is measured
-            compile_ahead(tiles, workers, limit_seconds / 2, done)
-        bar = progress.add_task("measuring", total=len(tiles))
-        for problem, choices in sorted(jobs, key=lambda job: -compiled[str(job[0])] / len(job[1])):
+            compile_ahead(ahead, workers, limit_seconds * COMPILING_SHARE, done)
+            ready = {str(problem): [place for place, choice in enumerate(choices) if choice in compiled[str(problem)]]
+                     for problem, choices in jobs}
+        bar = progress.add_task("measuring", total=sum(map(len, ready.values())))
+        for problem, choices in jobs:
             if time.monotonic() > end:
                 progress.console.print(f"out of time before {problem}")
                 break
             progress.update(bar, description=str(problem)[:60])
-            found = fastest(problem, choices, repeats, lambda: progress.advance(bar))
+            found = fastest(problem, [choices[place] for place in ready[str(problem)]], repeats,
+                            lambda: progress.advance(bar))
             if found is not None:
                 best, model, choice = found
                 won[key(problem)] = choice

@@ -1,12 +1,14 @@
 """The special ways to compute a result: each suits some problems, and tensors that lie as it needs them.
 
 A way is offered by its own file of plans and kernels; `plans.py` takes the one that the cost models expect to be the
-fastest (or the tuning cache names) and reads by pointers where no way takes the tensors.
+fastest (or the tuning cache names) and reads by pointers where no way takes the tensors. CONVGRAD_GPU_WITHOUT leaves
+ways out by the first words of their names ("cells,lines"), to compare or to avoid them.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +18,12 @@ from . import box_line_plans, box_plans, cell_plans, line_plans, part_gather, pa
 from .geometry import Geometry, strides_of
 from .launch import Launch, Step
 from .numbers_on_device import scratch
-from .tiles import choose_gather, reduce_tile
+from .part_sums import add_parts_kernel
+from .tiles import MULTIPROCESSORS, choose_gather, reduce_tile
 from .tuning import Choice, fields_of
-from .weight import reduce_kernel
 
 Operands = tuple[Any, ...]
+FEW_PARTS = 8  # that one program of the adding kernel loads at once
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,9 @@ def weight_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choi
 
 def fastest_first(offers: tuple[Offer, ...], problem: Problem, geo: Geometry, max_workspace: int | None,
                   choice: Choice | None) -> list[Way]:
+    left_out = tuple(f"{name}_" for name in os.environ.get("CONVGRAD_GPU_WITHOUT", "").split(",") if name)
     found = [way for offer in offers if (way := offer(problem, geo, max_workspace, choice)) is not None]
-    return sorted(found, key=lambda way: way.seconds)
+    return sorted((way for way in found if not way.name.startswith(left_out)), key=lambda way: way.seconds)
 
 
 def short(problem: Problem) -> str:
@@ -137,8 +141,8 @@ def weight_by_parts(problem: Problem, geo: Geometry, max_workspace: int | None, 
 
 
 def chunks_of(plan: part_gather.PartGather | part_plans.PartPlan) -> str:
-    return (f"{plan.chunks} chunks of {plan.images} images x {plan.rows} rows, {plan.products} products of 16-bit parts; "
-            f"{plan.tile}")
+    return (f"{plan.chunks} chunks of {plan.images} images x {plan.rows} rows, {plan.products} products of 16-bit "
+            f"parts; {plan.tile}")
 
 
 def by_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
@@ -192,11 +196,16 @@ def collected(problem: Problem, plan: Any, name: str, note: str, seconds: float)
 
 def add_step(geo: Geometry, splits: int) -> Step:
     """The kernel that adds `splits` partial weight gradients in order."""
+    size = geo.groups * geo.group_out * geo.group_in * geo.taps
+    slabs, be = reduce_tile(size, splits)
+    few = splits if splits <= FEW_PARTS else 0
+    be = 1024 if few and size >= 2 * 1024 * MULTIPROCESSORS else be
+    taps = {f"A{axis}": geo.kernel[axis] for axis in range(3)}
+
     def launch(partial: Any, result: Any) -> Launch:
         ro, ri, *r = strides_of(result)
-        size = geo.groups * geo.group_out * geo.group_in * geo.taps
-        slabs, be = reduce_tile(size, splits)
-        return Launch((-(-size // be),), (size, splits, geo.group_in, *geo.kernel, ro, ri, *r),
-                      {"BS": slabs, "BE": be}, 4, 1)
+        return Launch((-(-size // be),), (size, splits, ro, ri, *r),
+                      {"INNER": geo.group_in, **taps, "WIDE": size >= 2**31 - 2**12, "FEW": few, "BS": slabs,
+                       "BE": be}, 4, 1)
 
-    return Step(reduce_kernel, launch)
+    return Step(add_parts_kernel, launch)

@@ -204,14 +204,14 @@ def masked_lines(slots, pointers, places, first, shape, extents, steps, images, 
                        + at_2.to(gl.int64) * y_2)
                 value = gl.load(dy + row[:, None] + (dy_base + k)[None, :], mask=there[:, None] & (k < KG)[None, :],
                                 other=0.0)
-                # what is not finite is so in the first part: in products of other parts it would meet their zeros
-                value = gl.where((box >= images) & (value - value != 0.0), 0.0, value)
+                # what is not finite is so in the first part: in products before the last it would meet zeros
+                value = gl.where((box < (PRODUCTS - 1) * images) & (value - value != 0.0), 0.0, value)
                 y_slots.index(0).reshape([BP, BK]).store(value)
             else:
                 row = (at_n.to(gl.int64) * x_n + i0.to(gl.int64) * x_0 + i1.to(gl.int64) * x_1 + i2.to(gl.int64) * x_2)
                 value = gl.load(x + row[:, None] + (x_base + c)[None, :], mask=there[:, None] & (c < CG)[None, :],
                                 other=0.0)
-                value = gl.where((box >= images) & (value - value != 0.0), 0.0, value)
+                value = gl.where((box < (PRODUCTS - 1) * images) & (value - value != 0.0), 0.0, value)
                 x_slots.index(0).reshape([BP, CB]).store(value)
         fence_async_shared()
         gl.thread_barrier()

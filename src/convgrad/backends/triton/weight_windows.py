@@ -56,14 +56,6 @@ def window_rows(row, steps, GEOMETRY: gl.constexpr, CG: gl.constexpr):
 
 
 @gluon.jit
-def add_products(windows, pixels, sums, RT: gl.constexpr):
-    more = ()
-    for t in gl.static_range(RT):
-        more += (warpgroup_mma(windows[t], pixels, sums[t]),)
-    return more
-
-
-@gluon.jit
 def any_nan(value):
     return gl.max(gl.max((value != value).to(gl.int32), 1), 0)
 
@@ -204,13 +196,13 @@ def window_weight_kernel(
                   & ((q0 + B0 - 1) * T0 + ((K0 - 1) * D0 - P0) < X0)
                   & ((q1 + B1 - 1) * T1 + ((K1 - 1) * D1 - P1) < X1)
                   & ((q2 + B2 - 1) * T2 + ((K2 - 1) * D2 - P2) < X2))
-        mbarrier.wait(full.index(slot), phase)
-        pixels = slots.index(slot).reshape([BP, BN])
+        # NOTE: only the loads are in branches: with the products in them too, sums of long runs were wrong on an H200
+        windows = (gl.full([ROWS, BP], 0.0, dtype, operand),) * RT
         if within:
-            windows = ()
+            loaded = ()
             for t in gl.static_range(RT):
-                windows += (gl.load((x + start + row_at[t]) + pixel_at[None, :]),)
-            sums = add_products(windows, pixels, sums, RT)
+                loaded += (gl.load((x + start + row_at[t]) + pixel_at[None, :]),)
+            windows = loaded
         else:
             there = (n + in_n < N) & (q0 + in_0 < Q0) & (q1 + in_1 < Q1) & (q2 + in_2 < Q2)
             i0 = ((q0 + in_0) * T0)[None, :]
@@ -221,7 +213,13 @@ def window_weight_kernel(
                 valid = (there[None, :] & (i0 + row_0[t] >= 0) & (i0 + row_0[t] < X0) & (i1 + row_1[t] >= 0)
                          & (i1 + row_1[t] < X1) & (i2 + row_2[t] >= 0) & (i2 + row_2[t] < X2))
                 masked += (gl.load((x + start + row_at[t]) + pixel_at[None, :], mask=valid, other=0.0),)
-            sums = add_products(masked, pixels, sums, RT)
+            windows = masked
+        mbarrier.wait(full.index(slot), phase)
+        pixels = slots.index(slot).reshape([BP, BN])
+        more = ()
+        for t in gl.static_range(RT):
+            more += (warpgroup_mma(windows[t], pixels, sums[t]),)
+        sums = more
         place = next_box(place, boxes)
         slot += 1
         over = (slot == STAGES).to(gl.int32)

@@ -20,11 +20,13 @@ from .tuning import Choice, fields_of
 from .weight_windows import window_weight_kernel
 from .wide_plans import Widening, collect_step, workspace_limit
 
-# Not chosen without being named: large problems failed on an H200 (small ones were right), the reason is not known yet.
-CHOSEN = False
 ROWS = 64  # (tap, channel) pairs of one product
-# What the cost model counts with: a multiprocessor's seconds for the windows of one element row, products, memory
-WINDOW_SECONDS = 1.6e-9  # of the elements of 64 rows at one pixel, by all threads
+# What the cost model counts with, fitted to four layers on an H200: programs mostly wait for x, so that their number on
+# a multiprocessor counts
+WAIT_SECONDS = 0.7e-6  # of a box
+PIXEL_SECONDS = 3e-9
+WINDOW_SECONDS = 4e-9  # of 64 rows at a pixel, waiting
+BUSY_SECONDS = 1.6e-9  # the same where other programs fill the time
 PRODUCTS = 750e12
 MEMORY_BYTES = 3.5e12
 LAUNCH_SECONDS = 8e-6
@@ -87,24 +89,25 @@ def tiles_of(seen: Geometry, swapped: bool, bn: int, count: int, bytes_moved: in
             continue
         box = best_box((seen.batch, *seen.y), pixels)
         boxes = math.prod(-(-extent // size) for extent, size in zip((seen.batch, *seen.y), box))
-        registers = count * (bn // 2 + pixels // 2) + 60
+        registers = count * (bn // 2 + pixels // 2) + (60 if count == 1 else 85)
         together = min(4, max(1, 65536 // (128 * min(255, registers))))
         stages = min(4, (SHARED_BYTES // together - 1024) // (pixels * bn * 2))
         over = -(-pairs // (ROWS * count)) * -(-seen.group_out // bn)  # programs that read the same dy
         tiles = over * seen.groups
         if stages < 2 or registers > 230:
             continue
-        box_seconds = max(WINDOW_SECONDS * pixels * count, 2 * pixels * ROWS * count * bn * MULTIPROCESSORS / PRODUCTS)
-        box_seconds += 0.05e-6  # waiting
+        busy = max(BUSY_SECONDS * pixels * count, 2 * pixels * ROWS * count * bn * MULTIPROCESSORS / PRODUCTS)
+        turn = max(WAIT_SECONDS + pixels * (PIXEL_SECONDS + WINDOW_SECONDS * count), busy * together)
         slots = MULTIPROCESSORS * together
         for waves in (1, 2, 4):
             splits = min(most, boxes, max(1, waves * slots // tiles))
             run = -(-boxes // splits)
             filled = -(-tiles * splits // slots)
             memory = bytes_moved * (1 + 0.1 * (over - 1)) / MEMORY_BYTES  # other row tiles find dy in the cache
-            seconds = LAUNCH_SECONDS + max(filled * (run + 3) * box_seconds * together, memory)
+            seconds = LAUNCH_SECONDS + max(filled * (run + 3) * turn, memory)
             seconds += 2 * splits * 4 * pairs * seen.groups * seen.group_out / MEMORY_BYTES
-            yield WindowTile(swapped, box, bn, count, stages, together, splits, seconds)
+            # a little more: few layers were measured so far, and other kernels were seen on all
+            yield WindowTile(swapped, box, bn, count, stages, together, splits, 1.15 * seconds)
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,8 @@ class WindowPlan:
 
 def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> WindowPlan | None:
     """The plan of the measured choice, or of the cost model; None where nothing fits or another kernel was chosen."""
-    if (choice["kernel"] != "windows" if choice is not None else not CHOSEN) or not windows_fit(problem, geo):
+    # groups were not seen on a GPU yet: only where tuning compared and named them
+    if (choice["kernel"] != "windows" if choice is not None else geo.groups > 1) or not windows_fit(problem, geo):
         return None
     tile = WindowTile(**fields_of(choice)) if choice is not None else min(
         all_windows(geo, max_workspace), key=lambda tile: tile.seconds, default=None)
