@@ -38,15 +38,17 @@ native-dev: ## build the C++ module into src/convgrad, for work with PYTHONPATH=
 	cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE=$$(command -v $(PYTHON)) -DCONVGRAD_DEV=ON
 	cmake --build build/dev
 
+SANITIZED = LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=build/asan/site
+
 test-asan: ## the native kernels under the address and undefined-behaviour sanitizers
 	cmake -S . -B build/asan -G Ninja -DPython_EXECUTABLE=$$(command -v $(PYTHON)) -DCONVGRAD_ASAN=ON
 	cmake --build build/asan
 	rm -rf build/asan/site && mkdir -p build/asan/site && cp -r src/convgrad build/asan/site/
 	rm -f build/asan/site/convgrad/_native*.so && cp build/asan/_native*.so build/asan/site/convgrad/
-	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
-	ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=build/asan/site \
-	$(PYTHON) -m pytest -q -m "not slow" -k native tests/test_native.py tests/test_native_special.py tests/test_oracle.py \
-	tests/test_properties.py
+	$(SANITIZED) $(PYTHON) -m pytest -q -m "not slow" -k native tests/test_native.py tests/test_native_special.py \
+	tests/test_oracle.py tests/test_properties.py
+	$(SANITIZED) $(PYTHON) -m convgrad verify --backend native --dtype f32,bf16
 
 clean: ## remove the environment and everything built
 	rm -rf .venv build dist src/convgrad/*.so
