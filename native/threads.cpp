@@ -49,12 +49,21 @@ void pause_cpu() {
 // and between calls that follow each other: waking it takes 15 to 50 microseconds.
 constexpr auto idle_spin = std::chrono::microseconds(100);
 
+// Up to so many CPUs, workers are kept off the caller's. The kernel may wake a worker on the CPU of the thread that wakes
+// it, and then moves it only after some milliseconds: a call of that length would have run on one CPU.
+constexpr int few_cpus = 16;
+
 class Pool {
  public:
+  Pool() {
+    if (sched_getaffinity(0, sizeof allowed_, &allowed_) != 0) CPU_ZERO(&allowed_);
+  }
+
   void run(Job& job) {
     if (job.helpers_wanted > 0) {
       std::lock_guard lock(mutex_);
       ensure_workers(job.helpers_wanted);
+      leave_caller_its_cpu(job.helpers_wanted);
       jobs_.push_back(&job);
       announced_.fetch_add(1, std::memory_order_release);
     }
@@ -75,14 +84,27 @@ class Pool {
 
  private:
   void ensure_workers(int wanted) {
-    while (workers_ < std::min(wanted, max_threads - 1)) {
+    while (int(workers_.size()) < std::min(wanted, max_threads - 1)) {
       try {
-        std::thread([this] { serve(); }).detach();
+        std::thread worker([this] { serve(); });
+        workers_.push_back(worker.native_handle());
+        worker.detach();
       } catch (const std::system_error&) {
         return;  // the caller alone is enough
       }
-      ++workers_;
+      left_free_ = -1;
     }
+  }
+
+  void leave_caller_its_cpu(int helpers) {
+    const int cpu = sched_getcpu();
+    if (cpu == left_free_ || cpu < 0 || !CPU_ISSET(cpu, &allowed_)) return;
+    const int cpus = CPU_COUNT(&allowed_);
+    if (cpus < 2 || cpus > few_cpus || helpers >= cpus) return;
+    cpu_set_t others = allowed_;
+    CPU_CLR(cpu, &others);
+    for (const pthread_t worker : workers_) pthread_setaffinity_np(worker, sizeof others, &others);
+    left_free_ = cpu;
   }
 
   // Under the lock: a job that wants another helper, joined; or null.
@@ -121,7 +143,9 @@ class Pool {
   std::condition_variable wake_;
   std::vector<Job*> jobs_;
   std::atomic<uint64_t> announced_{0};
-  int workers_ = 0;
+  std::vector<pthread_t> workers_;  // they never end
+  cpu_set_t allowed_;
+  int left_free_ = -1;  // the CPU that workers are kept off
 };
 
 // Never destroyed (workers may outlive main) and replaced in a forked child, where only the forking thread lives on.
