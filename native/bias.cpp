@@ -65,6 +65,15 @@ void add_bias(const Problem& problem, const Tensor& dy, const BiasPart& part, do
   }
 }
 
+void add_bias_of_box(const Problem& problem, const Tensor& dy, BiasPart part, int64_t images, const int64_t (&origin)[3],
+                     const int64_t (&length)[3], double* total) {
+  for (int axis = 0; axis < 3; ++axis) {
+    part.first[axis] = origin[axis];
+    part.last[axis] = origin[axis] + length[axis];
+  }
+  for (int64_t i = 0; i < images; ++i, ++part.image) add_bias(problem, dy, part, total);
+}
+
 void store_bias(const Problem& problem, const Tensor& db, int64_t channel, int64_t channels, const double* total) {
   problem.isa->encode64[int(problem.out_dtype)](total, channels, db.data + channel * db.stride[0], db.stride[0]);
 }

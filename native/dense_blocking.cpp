@@ -30,17 +30,6 @@ AxisPhase all_pixels(int64_t count, size_t taps) {
   return phase;
 }
 
-// Even cuts of an extent: ceil(extent / n) for n = 1, 2, 3, …
-std::vector<int64_t> cuts(int64_t extent, int64_t smallest) {
-  std::vector<int64_t> sizes;
-  for (int64_t n = 1; n <= extent; n += n < 16 ? 1 : n / 4) {
-    const int64_t size = ceil_div(extent, n);
-    if (size < smallest && n > 1) break;
-    if (sizes.empty() || sizes.back() != size) sizes.push_back(size);
-  }
-  return sizes;
-}
-
 }  // namespace
 
 Correlation::Correlation(const Problem& asked, const Gemm* kernel) : problem(asked), gemm(kernel) {

@@ -48,6 +48,16 @@ BoxLayout::BoxLayout(AxisLayout d, AxisLayout h, AxisLayout w, int64_t pitch_mul
   pitch = round_up(axis[2].longest, pitch_multiple);
 }
 
+std::vector<int64_t> cuts(int64_t extent, int64_t smallest) {
+  std::vector<int64_t> sizes;
+  for (int64_t n = 1; n <= extent; n += n < 16 ? 1 : n / 4) {
+    const int64_t size = ceil_div(extent, n);
+    if (size < smallest && n > 1) break;
+    if (sizes.empty() || sizes.back() != size) sizes.push_back(size);
+  }
+  return sizes;
+}
+
 Range landing(int64_t o0, int64_t length, int64_t step, int64_t offset, int64_t size) {
   const int64_t start = o0 * step + offset;
   if (step == 1) {  // without a division

@@ -32,22 +32,22 @@ struct Phase {
 
 struct Correlation {
   Problem problem;
-  int64_t reduced, results;  // channels per group that are summed over, that result
-  int64_t source_size[3];
+  int64_t reduced = 0, results = 0;  // channels per group that are summed over, that result
+  int64_t source_size[3] = {};
   AxisTaps taps[3];
   std::vector<AxisPhase> axis_phases[3];
   std::vector<Phase> phases;
-  bool zeros_first;   // some result pixels belong to no phase
-  int64_t extent[3];  // pixels of the largest phase per axis
-  int64_t tap_total;
+  bool zeros_first = false;   // some result pixels belong to no phase
+  int64_t extent[3] = {};  // pixels of the largest phase per axis
+  int64_t tap_total = 0;
 
   // The blocking.
-  const Gemm* gemm;
-  bool pixels_are_rows;  // channels-last source: pixels are rows of A; else pixels are columns of B
-  int64_t tile[3], tiles[3];
+  const Gemm* gemm = nullptr;
+  bool pixels_are_rows = false;  // channels-last source: pixels are rows of A; else pixels are columns of B
+  int64_t tile[3] = {}, tiles[3] = {};
   BoxLayout box;
-  int64_t channel_block, channel_blocks, channel_pad;  // of the summed channels
-  int64_t panel, panels, panels_block, blocks;         // of the result channels
+  int64_t channel_block = 0, channel_blocks = 0, channel_pad = 0;  // of the summed channels
+  int64_t panel = 0, panels = 0, panels_block = 0, blocks = 0;         // of the result channels
   // A panel is used by one task only, which packs so many of them at a time for itself: they never leave the cache.
   int64_t own_panels = 0;
   int64_t weight_bytes = 0, box_bytes = 0, sums_bytes = 0, slot_bytes = 0;  // none where no tap lands

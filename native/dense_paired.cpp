@@ -286,14 +286,8 @@ class PairedTask {
     std::fill(total, total + out_count_, 0.0);
     for (int64_t chunk = first; chunk < last; ++chunk) {
       place_chunk(chunk);
-      for (int64_t i = 0; i < images_; ++i) {
-        BiasPart part{first_image_ + i, group_ * geo_.group_out() + out_first_, out_count_, {}, {}};
-        for (int axis = 0; axis < 3; ++axis) {
-          part.first[axis] = origin_[axis];
-          part.last[axis] = origin_[axis] + length_[axis];
-        }
-        add_bias(plan_.problem, arguments_.y, part, total);
-      }
+      const BiasPart part{first_image_, group_ * geo_.group_out() + out_first_, out_count_, {}, {}};
+      add_bias_of_box(plan_.problem, arguments_.y, part, images_, origin_, length_, total);
     }
   }
 
@@ -302,7 +296,7 @@ class PairedTask {
   const Arguments& arguments_;
   Packer<Bf16> dy_packer_, box_packer_;
   int64_t slice_, block_, group_, in_first_, in_count_, out_first_, out_count_;
-  int64_t origin_[3], length_[3], first_image_ = 0, images_ = 1;
+  int64_t origin_[3] = {}, length_[3] = {}, first_image_ = 0, images_ = 1;
   Bf16 *dy_, *box_;
   float* sums_;
   struct TapPlace {

@@ -18,16 +18,6 @@ constexpr int64_t tasks_wanted = 16;
 constexpr double step_cycles = 75, call_cycles = 170, dy_cycles = 0.35, x_cycles = 0.3, shift_cycles = 0.1;
 constexpr double row_cycles = 60, slice_cycles = 0.5;
 
-std::vector<int64_t> cuts(int64_t extent, int64_t smallest) {
-  std::vector<int64_t> sizes;
-  for (int64_t n = 1; n <= extent; n += n < 16 ? 1 : n / 4) {
-    const int64_t size = ceil_div(extent, n);
-    if (size < smallest && n > 1) break;
-    if (sizes.empty() || sizes.back() != size) sizes.push_back(size);
-  }
-  return sizes;
-}
-
 // Even blocks of channels in whole tiles.
 std::vector<int64_t> channel_blocks(int64_t channels) {
   std::vector<int64_t> sizes;

@@ -352,14 +352,8 @@ class SliceTask {
     const int64_t last = plan_.chunks * (slice_ + 1) / plan_.slices;
     for (int64_t chunk = plan_.chunks * slice_ / plan_.slices; chunk < last; ++chunk) {
       place_chunk(chunk);
-      for (int64_t i = 0; i < images_; ++i) {
-        BiasPart part{first_image_ + i, group_ * geo_.group_out() + out_first_, out_count_, {}, {}};
-        for (int axis = 0; axis < 3; ++axis) {
-          part.first[axis] = origin_[axis];
-          part.last[axis] = origin_[axis] + length_[axis];
-        }
-        add_bias(plan_.problem, arguments_.y, part, total);
-      }
+      const BiasPart part{first_image_, group_ * geo_.group_out() + out_first_, out_count_, {}, {}};
+      add_bias_of_box(plan_.problem, arguments_.y, part, images_, origin_, length_, total);
     }
   }
 
@@ -368,7 +362,7 @@ class SliceTask {
   const Arguments& arguments_;
   Packer<T> box_packer_, dy_packer_;
   int64_t next_task_, slice_, block_, group_, out_first_, out_count_, in_first_, in_count_;
-  int64_t origin_[3], length_[3], first_image_ = 0, images_ = 1, box_pitch_ = 0;
+  int64_t origin_[3] = {}, length_[3] = {}, first_image_ = 0, images_ = 1, box_pitch_ = 0;
   T *box_, *dy_;
   Sum* sums_;
   bool starts_ = false;  // the chunk in place is the first to give sums

@@ -19,16 +19,6 @@ constexpr double copy_cycles = 0.2, transpose_cycles = 0.5, sums_cycles = 0.12, 
 constexpr double memory_cycles = 1.5, store_cycles = 0.5, far_store_cycles = 1.0;
 constexpr double call_cycles = 40, entry_cycles = 12, line_cycles = 20;
 
-std::vector<int64_t> cuts(int64_t extent, int64_t smallest) {
-  std::vector<int64_t> sizes;
-  for (int64_t n = 1; n <= extent; n += n < 16 ? 1 : n / 4) {
-    const int64_t size = ceil_div(extent, n);
-    if (size < smallest && n > 1) break;
-    if (sizes.empty() || sizes.back() != size) sizes.push_back(size);
-  }
-  return sizes;
-}
-
 // Even blocks of channels: all, then halves and so on down to `smallest`, rounded up to `multiple`.
 std::vector<int64_t> channel_blocks(int64_t channels, int64_t multiple, int64_t smallest) {
   std::vector<int64_t> sizes;

@@ -57,17 +57,6 @@ int choose_width(int64_t pixels, int64_t taps) {
   return best;
 }
 
-// The taps [low, high) of position j whose source lies in [0, size).
-struct TapRange { int64_t low, high; };
-
-TapRange landing(const LanePhase& phase, int64_t j, int64_t size) {
-  const int64_t at = phase.source + j * phase.source_step, step = phase.source_tap_step;
-  int64_t low = 0, high = phase.taps;
-  while (low < high && (at + low * step < 0 || at + low * step >= size)) ++low;
-  while (low < high && (at + (high - 1) * step < 0 || at + (high - 1) * step >= size)) --high;
-  return {low, high};
-}
-
 template <typename U>
 struct RowsJob {
   const DirectRows& job;

@@ -40,18 +40,6 @@ CONVGRAD_INLINE void fetch(Visit& v, int pixels, int bytes) {
 
 using Tile = void (*)(Visit&, const char*, const char*, float*);
 
-struct Range { int64_t low, high; };
-
-// The outputs of [first, first+count) whose input for tap k lies in the tensor.
-Range landing(const Geometry& g, int axis, int64_t k, int64_t first, int64_t count) {
-  const int64_t shift = k * g.dilation[axis] - g.pad[axis], stride = g.stride[axis];
-  const int64_t low_at = shift < 0 ? (-shift + stride - 1) / stride : 0, room = g.in[axis] - 1 - shift;
-  const int64_t high_at = room < 0 ? 0 : room / stride + 1;
-  const int64_t low = low_at > first ? low_at : first;
-  const int64_t high = high_at < first + count ? high_at : first + count;
-  return {low, low < high ? high : low};
-}
-
 template <typename T>
 struct WeightJob {
   const DirectWeightGrad& job;

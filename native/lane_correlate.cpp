@@ -126,17 +126,6 @@ const SweepTile<T>* sliding_tiles(int64_t taps) {
   }
 }
 
-// The taps [low, high) of position j whose source lies in [0, size).
-struct TapRange { int64_t low, high; };
-
-TapRange landing(const LanePhase& phase, int64_t j, int64_t size) {
-  const int64_t at = phase.source + j * phase.source_step, step = phase.source_tap_step;
-  int64_t low = 0, high = phase.taps;
-  while (low < high && (at + low * step < 0 || at + low * step >= size)) ++low;
-  while (low < high && (at + (high - 1) * step < 0 || at + (high - 1) * step >= size)) --high;
-  return {low, high};
-}
-
 // One batch of destination rows: every x phase into the scratch rows, which then leave lane form together.
 template <typename T>
 struct BatchJob {

@@ -140,5 +140,30 @@ CONVGRAD_INLINE void put(char* p, V v, bool stream) {
   E::store(p, v);
 }
 
+// --- what lands in a tensor -----------------------------------------------------------------------------------------
+
+// The taps [low, high) of position j whose source lies in [0, size).
+struct TapRange { int64_t low, high; };
+
+static inline TapRange landing(const LanePhase& phase, int64_t j, int64_t size) {
+  const int64_t at = phase.source + j * phase.source_step, step = phase.source_tap_step;
+  int64_t low = 0, high = phase.taps;
+  while (low < high && (at + low * step < 0 || at + low * step >= size)) ++low;
+  while (low < high && (at + (high - 1) * step < 0 || at + (high - 1) * step >= size)) --high;
+  return {low, high};
+}
+
+struct Range { int64_t low, high; };
+
+// The outputs of [first, first+count) whose input for tap k lies in the tensor.
+static inline Range landing(const Geometry& g, int axis, int64_t k, int64_t first, int64_t count) {
+  const int64_t shift = k * g.dilation[axis] - g.pad[axis], stride = g.stride[axis];
+  const int64_t low_at = shift < 0 ? (-shift + stride - 1) / stride : 0, room = g.in[axis] - 1 - shift;
+  const int64_t high_at = room < 0 ? 0 : room / stride + 1;
+  const int64_t low = low_at > first ? low_at : first;
+  const int64_t high = high_at < first + count ? high_at : first + count;
+  return {low, low < high ? high : low};
+}
+
 }  // namespace convgrad::CONVGRAD_ISA
 #endif

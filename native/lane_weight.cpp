@@ -88,17 +88,10 @@ VisitTile<T> tile(int k, int r, int s) {
                   : tiles<T, pairing, 1>.of[r - 1][s - 1];
 }
 
-struct Range { int64_t low, high; };
-
 // The outputs of [first, first+count) whose input for tap k lies in the tensor, relative to `first`.
-Range landing(const Geometry& g, int axis, int64_t k, int64_t first, int64_t count) {
-  const int64_t shift = k * g.dilation[axis] - g.pad[axis], stride = g.stride[axis];
-  const int64_t low_at = shift < 0 ? (-shift + stride - 1) / stride : 0;
-  const int64_t room = g.in[axis] - 1 - shift;
-  const int64_t high_at = room < 0 ? 0 : room / stride + 1;
-  const int64_t low = low_at > first ? low_at - first : 0;
-  const int64_t high = high_at - first < count ? high_at - first : count;
-  return {low < high ? low : 0, low < high ? high : 0};
+Range landing_from(const Geometry& g, int axis, int64_t k, int64_t first, int64_t count) {
+  const Range outputs = landing(g, axis, k, first, count);
+  return outputs.low < outputs.high ? Range{outputs.low - first, outputs.high - first} : Range{0, 0};
 }
 
 template <typename T>
@@ -159,12 +152,12 @@ struct BoxJob {
 
   // A tile of rn x sn taps. Rows that some of its taps do not reach are visited tap row by tap row.
   void taps(int64_t k, int kn, int64_t c, int64_t t, int64_t r, int rn, int64_t s, int sn) {
-    const Range z = landing(g, 0, t, job.dy_box.first[0], job.dy_box.extent[0]);
+    const Range z = landing_from(g, 0, t, job.dy_box.first[0], job.dy_box.extent[0]);
     const Range all{0, job.dy_box.extent[2]};
     Range common{0, job.dy_box.extent[1]};
     Range rows[tallest_r];
     for (int i = 0; i < rn; ++i) {
-      rows[i] = landing(g, 1, r + i, job.dy_box.first[1], job.dy_box.extent[1]);
+      rows[i] = landing_from(g, 1, r + i, job.dy_box.first[1], job.dy_box.extent[1]);
       if (rows[i].low > common.low) common.low = rows[i].low;
       if (rows[i].high < common.high) common.high = rows[i].high;
     }
@@ -184,7 +177,7 @@ struct BoxJob {
   void careful_tap(int64_t k, int64_t c, int64_t t, int64_t r, int64_t s) {
     Range land[3];
     const int64_t tap[3] = {t, r, s};
-    for (int a = 0; a < 3; ++a) land[a] = landing(g, a, tap[a], job.dy_box.first[a], job.dy_box.extent[a]);
+    for (int a = 0; a < 3; ++a) land[a] = landing_from(g, a, tap[a], job.dy_box.first[a], job.dy_box.extent[a]);
     visit(k, 1, c, t, r, 1, s, 1, land[0], land[1], land[2]);
   }
 
