@@ -160,7 +160,7 @@ class Search {
     if (choice.count > 1)
       choice.share = std::clamp(sums_budget / (choice.strips * phases_ * tile_sums()), int64_t(1), choice.share);
     choice.share = std::min(choice.share, even_share);
-    choice.sums_bytes = (choice.count > 1 ? 1 + choice.strips * choice.share * phases_ : 1) * tile_sums();
+    choice.sums_bytes = (choice.count > 1 ? choice.strips * choice.share * phases_ : 2) * tile_sums();
     return choice;
   }
 

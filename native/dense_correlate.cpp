@@ -155,6 +155,15 @@ class TileTask {
     const int64_t first_panel = block_ * plan_.panels_block;
     const int64_t last_panel = std::min(plan_.panels, first_panel + plan_.panels_block);
     bool clean = true;
+    // NOTE: a strip is stored after the products of the next one have begun: tiles take their time to come out.
+    const Strip* waiting = nullptr;
+    int64_t waiting_panel = 0, turn = 0;
+    const Sum* waiting_sums = nullptr;
+    const auto store_waiting = [&] {
+      if (waiting)
+        clean &= store(phase, waiting_panel, *waiting, length, waiting_sums) || careful ||
+                 cutter_.tap_sets()[waiting->taps].whole;
+    };
     for (int64_t panel = first_panel; panel < last_panel; ++panel) {
       const int64_t own = plan_.own_panels ? (panel - first_panel) % plan_.own_panels : 0;
       if (plan_.own_panels && own == 0)
@@ -162,14 +171,18 @@ class TileTask {
       const T* weight = plan_.own_panels ? own_weight_ + own * run_.panel_step(phase, block)
                                          : run_.weight + run_.weight_at(group_, block, phase, panel);
       for (const Strip& strip : cutter_.strips()) {
-        Sum* sums = sums_;
-        if (plan_.channel_blocks > 1) sums += tile_sums_ * (1 + sums_before++);
+        Sum* sums = sums_ + tile_sums_ * (plan_.channel_blocks > 1 ? sums_before++ : turn++ % 2);
         if (last_block) fetch_result(phase, panel, strip, length);
         multiply(weight, panel, strip, block, careful, sums, phase, length);
         if (plan_.gemm->near_k == 0) prefetch_.some();
-        if (last_block) clean &= store(phase, panel, strip, length, sums) || careful || cutter_.tap_sets()[strip.taps].whole;
+        if (!last_block) continue;
+        store_waiting();
+        waiting = &strip;
+        waiting_panel = panel;
+        waiting_sums = sums;
       }
     }
+    store_waiting();
     return clean;
   }
 

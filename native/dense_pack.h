@@ -90,6 +90,7 @@ class Packer {
   void transpose_words(const Lines& lines, uint32_t* dst, int64_t pitch) const;
   void pack_same(const Lines& lines, T* dst, int64_t pitch) const;
   void pack_pairs(const Lines& lines, T* dst, int64_t pitch) const;
+  void pack_edge(const Lines& lines, int64_t line, T* dst) const;
   void pack_transposed(const Lines& lines, T* dst, int64_t pitch) const;
   void pack_pairs_transposed(const Lines& lines, T* dst, int64_t pitch) const;
 
