@@ -16,6 +16,7 @@ constexpr int64_t box_budget = 352 << 10;
 constexpr int64_t sums_budget = 512 << 10;
 constexpr int64_t panel_budget = 256 << 10;  // of a panel of the weight, where L2 must feed tiles with it
 constexpr int64_t own_panel_budget = 384 << 10;  // of a panel that a task packs for itself
+constexpr int64_t panels_budget = 768 << 10;  // of all panels of a task, where L2 must feed tiles with all of them
 constexpr int64_t tasks_wanted = 16;  // enough to share among a few threads
 
 // Cycles per element, measured on Zen 4: copying lines, transposing them, storing along a line, storing scattered.
@@ -256,6 +257,8 @@ double Correlation::choose_blocking(int64_t element_bytes, int64_t limit, int64_
   own_panels = chosen.own_panels;
   int64_t most_taps = 0;
   for (const Phase& phase : phases) most_taps = std::max(most_taps, phase.tap_count);
+  strips_outside = taps_inside() && own_panels == 0 &&
+                   panels_block * panel * most_taps * channel_block * element_bytes * gemm->parts <= panels_budget;
   const int64_t weight_elements = own_panels ? spaced(channel_block) * most_taps * panel * own_panels
                                              : problem.geo.G * channel_pad * tap_total * panels * panel;
   weight_plane = round_up(weight_elements * element_bytes + 256, 64);

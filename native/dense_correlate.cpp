@@ -164,22 +164,30 @@ class TileTask {
         clean &= store(phase, waiting_panel, *waiting, length, waiting_sums) || careful ||
                  cutter_.tap_sets()[waiting->taps].whole;
     };
-    for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-      const int64_t own = plan_.own_panels ? (panel - first_panel) % plan_.own_panels : 0;
-      if (plan_.own_panels && own == 0)
-        pack_panels(run_, group_, block, phase, panel, std::min(plan_.own_panels, last_panel - panel), own_weight_);
-      const T* weight = plan_.own_panels ? own_weight_ + own * run_.panel_step(phase, block)
-                                         : run_.weight + run_.weight_at(group_, block, phase, panel);
-      for (const Strip& strip : cutter_.strips()) {
-        Sum* sums = sums_ + tile_sums_ * (plan_.channel_blocks > 1 ? sums_before++ : turn++ % 2);
-        if (last_block) fetch_result(phase, panel, strip, length);
-        multiply(weight, panel, strip, block, careful, sums, phase, length);
-        if (plan_.gemm->near_k == 0) prefetch_.some();
-        if (!last_block) continue;
-        store_waiting();
-        waiting = &strip;
-        waiting_panel = panel;
-        waiting_sums = sums;
+    const auto weight_of = [&](int64_t panel) {
+      return plan_.own_panels ? own_weight_ + (panel - first_panel) % plan_.own_panels * run_.panel_step(phase, block)
+                              : run_.weight + run_.weight_at(group_, block, phase, panel);
+    };
+    const auto compute = [&](int64_t panel, const Strip& strip, int64_t next_panel) {
+      Sum* sums = sums_ + tile_sums_ * (plan_.channel_blocks > 1 ? sums_before++ : turn++ % 2);
+      if (last_block) fetch_result(phase, panel, strip, length);
+      multiply(weight_of(panel), weight_of(next_panel), panel, strip, block, careful, sums, phase, length);
+      if (plan_.gemm->near_k == 0) prefetch_.some();
+      if (!last_block) return;
+      store_waiting();
+      waiting = &strip;
+      waiting_panel = panel;
+      waiting_sums = sums;
+    };
+    if (plan_.strips_outside) {
+      for (const Strip& strip : cutter_.strips())
+        for (int64_t panel = first_panel; panel < last_panel; ++panel)
+          compute(panel, strip, panel + 1 < last_panel ? panel + 1 : first_panel);
+    } else {
+      for (int64_t panel = first_panel; panel < last_panel; ++panel) {
+        if (plan_.own_panels && (panel - first_panel) % plan_.own_panels == 0)
+          pack_panels(run_, group_, block, phase, panel, std::min(plan_.own_panels, last_panel - panel), own_weight_);
+        for (const Strip& strip : cutter_.strips()) compute(panel, strip, panel);
       }
     }
     store_waiting();
@@ -213,8 +221,9 @@ class TileTask {
     }
   }
 
-  void multiply(const T* weight, int64_t panel, const Strip& strip, int64_t block, bool careful, Sum* sums,
-                const Phase& phase, const int64_t (&length)[3]) {
+  // `next_weight`: what the call after this one will probably multiply with.
+  void multiply(const T* weight, const T* next_weight, int64_t panel, const Strip& strip, int64_t block, bool careful,
+                Sum* sums, const Phase& phase, const int64_t (&length)[3]) {
     const Gemm& gemm = *plan_.gemm;
     const Offsets& taps = offsets_[strip.taps];
     const int64_t pad = run_.block_pad(block), channels = std::min(plan_.panel, plan_.results - panel * plan_.panel);
@@ -225,6 +234,7 @@ class TileTask {
       call.lda = box_pitch_ * int64_t(sizeof(T));
       call.a_offset = taps.box.data();
       call.b = reinterpret_cast<const char*>(weight);
+      call.next_b = reinterpret_cast<const char*>(next_weight);
       call.ldb = plan_.panel * Packed<T>::pair * int64_t(sizeof(T));
       call.b_offset = taps.weight.data();
       call.rows = int(strip.count);

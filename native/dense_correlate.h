@@ -50,6 +50,8 @@ struct Correlation {
   int64_t panel = 0, panels = 0, panels_block = 0, blocks = 0;         // of the result channels
   // A panel is used by one task only, which packs so many of them at a time for itself: they never leave the cache.
   int64_t own_panels = 0;
+  // All panels of a task stay in L2: a strip of pixels meets one after the other while it is in L1.
+  bool strips_outside = false;
   int64_t weight_bytes = 0, box_bytes = 0, sums_bytes = 0, slot_bytes = 0;  // none where no tap lands
   int64_t weight_plane = 0, box_plane = 0;  // bytes of one part of the packed weight, of the box
 

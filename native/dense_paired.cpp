@@ -198,9 +198,10 @@ class PairedTask {
     call.ldb = cols * pair * size;
     call.ldc = columns;
     call.accumulate = true;
+    call.far = false;
     call.a_plane = plan_.dy_plane;
     call.b_plane = plan_.box_plane;
-    const int64_t piece = std::min(plan_.entry, near), joined = std::max<int64_t>(1, near / plan_.entry);
+    const int64_t piece = plan_.piece(), joined = std::max<int64_t>(1, near / plan_.entry);
     const int64_t count = plan_.entries(images_, length_[0], length_[1]);
     const char* lines[Prefetch::most_taken];
     call.fetch = lines;
@@ -212,7 +213,6 @@ class PairedTask {
             call.rows = int(std::min<int64_t>(gemm.max_rows, out_count_ - m));
             call.k = std::min(piece, plan_.entry - from);
             call.a = reinterpret_cast<const char*>(dy_ + m * plan_.dy_pitch + from);
-            call.far = true;
             const auto sums_of = [&](const TapPlace& place) {
               return reinterpret_cast<char*>(sums_ + (place.index * plan_.out_block + m) * columns + n);
             };
@@ -229,7 +229,6 @@ class PairedTask {
               call.next_c = i + 1 < taps_.size() ? sums_of(taps_[i + 1]) : nullptr;
               call.fetch_count = prefetch_.take(lines);
               kernel(call);
-              call.far = false;
             }
           }
         }

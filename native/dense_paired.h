@@ -35,6 +35,8 @@ struct PairedGradient {
   int64_t entries(int64_t image_count, int64_t depth, int64_t height) const {
     return image_count * depth * (joined_rows ? 1 : height);
   }
+  // Positions of an entry that a call sums, as even as whole steps allow.
+  int64_t piece() const { return round_up(ceil_div(entry, ceil_div(entry, gemm->near_k)), gemm->k_multiple); }
   // Estimated cycles of one core, negative if `limit` bytes of workspace are too few.
   double choose_blocking(int64_t limit);
   std::string describe() const;

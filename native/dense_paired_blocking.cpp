@@ -74,9 +74,8 @@ double PairedGradient::cycles(double cores) const {
   const double products = gemm->parts == 1 ? 1 : gemm->parts == 2 ? 4 : 6, taps = double(geo.taps());
   const int64_t entry_count = entries(images, tile[0], tile[1]), positions = images * box.positions();
   const double steps = double(entry_count * entry / gemm->k_multiple);
-  const int64_t piece = std::min<int64_t>(entry, gemm->near_k);
   const int64_t joined = std::max<int64_t>(1, gemm->near_k / entry);
-  const double calls = double(ceil_div(entry, piece) * ceil_div(entry_count, joined));
+  const double calls = double(ceil_div(entry, piece()) * ceil_div(entry_count, joined));
   const double tile_pairs = double(round_up(out_block, 16)) / 32 * double(round_up(in_block, 16)) / 32;
   double chunk = taps * tile_pairs * (steps * step_cycles * products + calls * call_cycles);
   chunk += gemm->parts * double(entry_count * entry * out_block) * dy_cycles;

@@ -29,9 +29,9 @@ struct GemmCall {
   bool accumulate;
   int64_t a_plane = 0, b_plane = 0;  // bytes between the parts of an operand
   int64_t b_step = 0;  // bytes of B between one step of k_multiple and the next, for tiles (0: they follow each other)
-  // Hints for kernels that fetch from L2 to L1 themselves: whether A and B are not in L1 yet, and the next call's C.
+  // Hints for kernels that fetch from L2 to L1 themselves: whether B comes from L2, and the next call's B (if another) and C.
   bool far = true;
-  const char* next_c = nullptr;
+  const char *next_b = nullptr, *next_c = nullptr;
   const char* const* fetch = nullptr;  // cache lines that others will need, to be brought to L2 on the way
   int64_t fetch_count = 0;
 };
