@@ -43,7 +43,9 @@ class PairedTask {
 
   // False if the sums cannot be used.
   bool work() {
-    std::memset(sums_, 0, size_t(plan_.sums_bytes));
+    // The first products of a tile need no sums to add to; but slices are added whole, with what no product reaches.
+    const bool ragged = plan_.slices > 1 && (out_count_ < plan_.out_block || in_count_ < plan_.columns());
+    if (ragged) std::memset(sums_, 0, size_t(plan_.sums_bytes));
     const int64_t first = plan_.chunks * slice_ / plan_.slices, last = plan_.chunks * (slice_ + 1) / plan_.slices;
     for (int64_t chunk = first; chunk < last; ++chunk) {
       place_chunk(std::min(chunk + 1, last - 1));
@@ -52,7 +54,7 @@ class PairedTask {
       pack_dy();
       pack_box_copies();
       if (plan_.gemm->parts > 1 && !parts_suffice(dy_packer_.met(), box_packer_.met())) return false;
-      multiply();
+      multiply(chunk == first && !ragged);
     }
     if (plan_.slices == 1 && !store(sums_)) return false;
     if ((plan_.problem.wrt & wrt_bias) && in_first_ == 0) sum_bias(first, last);
@@ -188,7 +190,8 @@ class PairedTask {
     }
   }
 
-  void multiply() {
+  // `fresh`: there are no sums yet.
+  void multiply(bool fresh) {
     const Gemm& gemm = *plan_.gemm;
     const int64_t cols = gemm.cols, columns = plan_.columns(), near = gemm.near_k;
     const int64_t panel = images_ * plan_.box.positions() * cols, word = cols * size;  // bytes of a position of B
@@ -197,7 +200,6 @@ class PairedTask {
     call.lda = plan_.dy_pitch * size;
     call.ldb = cols * pair * size;
     call.ldc = columns;
-    call.accumulate = true;
     call.far = false;
     call.a_plane = plan_.dy_plane;
     call.b_plane = plan_.box_plane;
@@ -220,12 +222,17 @@ class PairedTask {
               const Entries& entries = entries_[taps_[i].entries];
               const auto begin = std::lower_bound(entries.index.begin(), entries.index.end(), first);
               const auto end = std::lower_bound(begin, entries.index.end(), first + joined);
-              if (begin == end) continue;
+              call.c = sums_of(taps_[i]);
+              call.accumulate = !fresh || first > 0 || from > 0;
+              if (begin == end) {
+                for (int row = 0; row < call.rows && !call.accumulate; ++row)
+                  std::memset(call.c + row * columns * 4, 0, size_t(cols) * 4);
+                continue;
+              }
               call.batch = end - begin;
               call.a_offset = entries.a_offset.data() + (begin - entries.index.begin());
               call.b_offset = entries.b_offset.data() + (begin - entries.index.begin());
               call.b = reinterpret_cast<const char*>(box_ + n / cols * panel) + taps_[i].in_box + from * word;
-              call.c = sums_of(taps_[i]);
               call.next_c = i + 1 < taps_.size() ? sums_of(taps_[i + 1]) : nullptr;
               call.fetch_count = prefetch_.take(lines);
               kernel(call);
