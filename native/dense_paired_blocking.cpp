@@ -15,7 +15,7 @@ constexpr int64_t tasks_wanted = 16;
 
 // Cycles on a processor with AMX: one step of 2 x 2 tiles, a call with its sums, an element of dy and of x packed, a
 // row started, an element of sums added to another slice's.
-constexpr double step_cycles = 75, call_cycles = 170, dy_cycles = 0.35, x_cycles = 0.3, shift_cycles = 0.1;
+constexpr double step_cycles = 68, call_cycles = 150, dy_cycles = 0.45, x_cycles = 0.45, shift_cycles = 0.12;
 constexpr double row_cycles = 60, slice_cycles = 0.5;
 
 // Even blocks of channels in whole tiles.
