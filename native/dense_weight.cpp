@@ -278,6 +278,8 @@ class SliceTask {
     const Gemm& gemm = *plan_.gemm;
     const int64_t columns = round_up(plan_.out_block, gemm.cols);
     GemmCall call;
+    const char* lines[Prefetch::most_taken];
+    call.fetch = lines;
     call.lda = box_pitch_ * int64_t(sizeof(T));
     call.ldb = gemm.cols * pair * int64_t(sizeof(T));
     call.ldc = columns;
@@ -336,9 +338,9 @@ class SliceTask {
                   call.k = range.last - range.first;
                   call.c = reinterpret_cast<char*>(sums);
                   if (near) call.next_c = call.c + plan_.in_block * columns * int64_t(sizeof(Sum));
+                  call.fetch_count = prefetch_.take(lines);
                   kernel(call);
                   call.far = !near;
-                  prefetch_.some();
                 }
               }
           }

@@ -32,7 +32,8 @@ struct GemmCall {
   // Hints for kernels that fetch from L2 to L1 themselves: whether A and B are not in L1 yet, and the next call's C.
   bool far = true;
   const char* next_c = nullptr;
-  const char* const* fetch = nullptr;  // cache lines that others will need, to be brought to L2 on the way
+  // Cache lines that others will need, to be brought in on the way: to L2, or where bit 0 is set to L1 to be written.
+  const char* const* fetch = nullptr;
   int64_t fetch_count = 0;
 };
 
