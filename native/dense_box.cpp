@@ -157,8 +157,7 @@ void pack_box(const Packer<T>& packer, const Source& source, const BoxLayout& la
   if (std::abs(layout.axis[2].step * source.stride[2]) >= std::abs(source.channel_stride))
     return pack_rows(packer, source, layout, o0, arrange, dst, pitch, panel, panel_step);
   // Channels first: a few channels through all rows, so that memory is read in long runs.
-  const bool transposed = arrange == Arrange::by_position || arrange == Arrange::position_pairs;
-  const int64_t few = std::min(panel, (transposed ? 16 : 2) * int64_t(Packed<T>::pair));
+  const int64_t few = std::min(panel, 16 * int64_t(Packed<T>::pair));
   for (int64_t c = 0; c < source.channels_padded; c += few) {
     Source part = source;
     part.data += c * source.channel_stride;

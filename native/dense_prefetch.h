@@ -42,7 +42,10 @@ class Prefetch {
   static constexpr int64_t most_taken = 512;
   int64_t take(const char** lines) {
     int64_t n = 0;
-    for (; n < std::min(per_call_, most_taken) && run_ < runs_.size(); ++n) lines[n] = next();
+    for (; n < std::min(per_call_, most_taken) && run_ < runs_.size(); ++n) {
+      const char* line = next();
+      lines[n] = line - reinterpret_cast<uintptr_t>(line) % 64;
+    }
     return n;
   }
   void some() {

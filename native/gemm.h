@@ -32,7 +32,8 @@ struct GemmCall {
   // Hints for kernels that fetch from L2 to L1 themselves: whether B comes from L2, and the next call's B (if another) and C.
   bool far = true;
   const char *next_b = nullptr, *next_c = nullptr;
-  const char* const* fetch = nullptr;  // cache lines that others will need, to be brought to L2 on the way
+  // Cache lines that others will need, to be brought in on the way: to L2, or where bit 0 is set to L1 to be written.
+  const char* const* fetch = nullptr;
   int64_t fetch_count = 0;
 };
 

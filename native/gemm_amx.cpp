@@ -42,9 +42,8 @@ struct Configs {
 };
 const Configs configs;
 
-// Into L1, into L2. NOTE: the compiler drops calls of functions that do nothing but __builtin_prefetch.
+// Into L1. NOTE: the compiler drops calls of functions that do nothing but __builtin_prefetch.
 inline void fetch(const char* p) { asm volatile("prefetcht0 %0" : : "m"(*p)); }
-inline void fetch_far(const char* p) { asm volatile("prefetcht1 %0" : : "m"(*p)); }
 
 // So many steps ahead the tiles of B are brought from L2 to L1. NOTE: a processor that has a core for itself needs no help
 // (64 cycles a step, the peak, with B in L2 and A in L1), but beside a busy neighbour on the core it gains a fifth. To
@@ -62,8 +61,8 @@ template <int parts, bool two, bool wide, bool far>
 class Product {
  public:
   explicit Product(const GemmCall& call)
-      : call_(call), b_step_(call.b_step ? call.b_step : 16 * call.ldb),
-        lines_per_step_(call.fetch_count / (call.batch * (call.k / 32) + 1) + 1), ahead_{call.b} {
+      : call_(call), b_step_(call.b_step ? call.b_step : 16 * call.ldb), fetcher_(call, call.k / 32 * Fetcher::steps),
+        ahead_{call.b} {
     if (far)
       for (int64_t i = 0; i < steps_ahead; ++i) advance();
   }
@@ -77,8 +76,7 @@ class Product {
         if (parts == 1) one_part(a_tile, b_tile);
         if (parts == 2) two_parts(a_tile, b_tile);
         if (parts == 3) three_parts(a_tile, b_tile);
-        for (int64_t line = 0; line < lines_per_step_ && fetched_ < call_.fetch_count; ++line)
-          fetch_far(call_.fetch[fetched_++]);
+        fetcher_.some();
         if (far) advance();
       }
     }
@@ -172,8 +170,7 @@ class Product {
 
   const GemmCall& call_;
   const int64_t b_step_;
-  const int64_t lines_per_step_;
-  int64_t fetched_ = 0;
+  Fetcher fetcher_;
   Cursor ahead_;
 };
 
