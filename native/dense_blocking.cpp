@@ -156,13 +156,18 @@ class Search {
     const int64_t segments = std::min<int64_t>(w, 2 * int64_t(c_.taps[2].offset.size()) + 1);
     choice.strips = std::max(ceil_div(joined(choice), choice.most), h * (ceil_div(w, choice.most) + segments)) * d;
 
-    // Panels of a task: all, unless sums between channel blocks would take too much, or tasks would be too few.
-    choice.share = choice.panels;
-    if (choice.count > 1)
-      choice.share = std::clamp(sums_budget / (choice.strips * phases_ * tile_sums()), int64_t(1), choice.share);
-    choice.share = std::min(choice.share, even_share);
-    choice.sums_bytes = (choice.count > 1 ? choice.strips * choice.share * phases_ : 2) * tile_sums();
+    share_panels(choice, even_share);
     return choice;
+  }
+
+  // The same with larger tasks where there are few threads: panels do not change the order of sums, and the fewer tasks,
+  // the less often a box is packed. It shows beside tiles only.
+  void share_among(Choice& choice, int64_t threads, int64_t limit) const {
+    if (gemm_.near_k == 0) return;
+    const int64_t wanted = threads > 1 ? ceil_div(4 * threads, choice.tasks) : 1;
+    Choice larger = choice;
+    share_panels(larger, std::max(choice.share, (2 * choice.panels + wanted) / (2 * wanted)));
+    if (workspace(larger) + (threads - 1) * (larger.box_bytes + larger.sums_bytes) <= limit) choice = larger;
   }
 
   // Bytes for one thread, a little generously.
@@ -201,6 +206,13 @@ class Search {
   }
 
  private:
+  // Panels of a task: so many, unless sums between channel blocks would take too much.
+  void share_panels(Choice& choice, int64_t most) const {
+    choice.share = std::clamp(most, int64_t(1), choice.panels);
+    if (choice.count > 1)
+      choice.share = std::clamp(sums_budget / (choice.strips * phases_ * tile_sums()), int64_t(1), choice.share);
+    choice.sums_bytes = (choice.count > 1 ? choice.strips * choice.share * phases_ : 2) * tile_sums();
+  }
   static int64_t joined(const Choice& choice) { return (choice.tile[1] - 1) * choice.box.pitch + choice.tile[2]; }
   static double strip_cost(const Choice& choice, int64_t pixels) {
     return double(round_up(pixels, choice.unit)) + 0.5 * double(ceil_div(pixels, choice.most) * choice.unit);
@@ -239,6 +251,7 @@ double Correlation::choose_blocking(int64_t element_bytes, int64_t limit, int64_
     }
   }
   if (best < 0) return -1;
+  search.share_among(chosen, problem.threads, limit);
   pixels_are_rows = chosen.rows;
   for (int axis = 0; axis < 3; ++axis) {
     tile[axis] = chosen.tile[axis];
