@@ -123,7 +123,8 @@ class Search {
     const double columns = double(round_up(choice.out, gemm_.run_half ? gemm_.cols / 2 : gemm_.cols));
 
     // The sums of a call: a step takes as long as its products, or as the step before it needs to finish.
-    const double planes = double(choice.tile[0]) * images, entries = planes * double(choice.joined ? 1 : choice.tile[1]);
+    const double planes = double(choice.tile[0]) * images;
+    const double entries = planes * double(choice.joined ? 1 : choice.tile[1]);
     const double call_rows = gemm_.max_rows == 32 ? double(round_up(rows, 16)) : double(rows) + 0.7;
     const auto call = [&](int64_t cols) {
       const double step = std::max(call_rows * double(cols) * 2.0 / gemm_.flops_cycle, gemm_.latency_cycles);
