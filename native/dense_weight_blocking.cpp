@@ -144,7 +144,7 @@ class Search {
     if (box_share > 1 || dy_share > 1) chunk *= 1.0 + 0.15 * (box_share + dy_share);
     // Tasks that do not share out evenly among four threads wait for each other.
     const double tasks = double(choice.blocks * choice.slices), uneven = std::ceil(tasks / 4) * 4 / tasks;
-    const double partial = double(choice.partial_bytes / sum_bytes_) * 0.5;
+    const double partial = double(choice.partial_bytes / sum_bytes_) * 1.0;
     const double store = taps * in * out * double(choice.blocks) * (far ? far_store_cycles : store_cycles);
     return (chunk * double(choice.blocks * choice.chunks) + partial + store) * (0.75 + 0.25 * uneven);
   }
