@@ -48,26 +48,22 @@ class Prefetch {
   void spread(int64_t calls) { per_call_ = lines_ / std::max<int64_t>(calls, 1) + 1; }
   static constexpr int64_t most_taken = 512;
   int64_t take(const char** lines) {
+    const int64_t wanted = std::min(per_call_, most_taken);
     int64_t n = 0;
-    for (; n < std::min(per_call_, most_taken) && run_ < runs_.size(); ++n) {
-      const char* line = next();
-      lines[n] = line - reinterpret_cast<uintptr_t>(line) % 64;
+    while (n < wanted && run_ < runs_.size()) {
+      const Run& run = runs_[run_];
+      for (; n < wanted && at_ < run.bytes; at_ += 64) lines[n++] = run.data + at_;
+      if (at_ >= run.bytes) {
+        at_ = 0;
+        ++run_;
+      }
     }
     return n;
   }
 
  private:
-  const char* next() {
-    const char* line = runs_[run_].data + at_;
-    at_ += 64;
-    if (at_ >= runs_[run_].bytes) {
-      at_ = 0;
-      ++run_;
-    }
-    return line;
-  }
   struct Run {
-    const char* data;
+    const char* data;  // of a whole cache line
     int64_t bytes;
   };
   std::vector<Run> runs_;
