@@ -14,6 +14,7 @@ namespace {
 // NOTE: a constant, not the machine's cache size: it decides the order of sums, which must not differ by machine.
 constexpr int64_t box_budget = 352 << 10;
 constexpr int64_t sums_budget = 512 << 10;
+constexpr double quiet_bytes = 512 << 10;  // of L2: what arrives does not yet drive out what is in use
 constexpr int64_t panel_budget = 256 << 10;  // of a panel of the weight, where L2 must feed tiles with it
 constexpr int64_t own_panel_budget = 384 << 10;  // of a panel that a task packs for itself
 constexpr int64_t panels_budget = 768 << 10;  // of all panels of a task, where L2 must feed tiles with all of them
@@ -112,6 +113,10 @@ class Search {
     const Strides& to = forward ? c_.problem.y_nominal : c_.problem.x_nominal;
     from_last_ = std::abs(from[axis_c]) < std::abs(from[axis_w]);
     to_last_ = std::abs(to[axis_c]) < std::abs(to[axis_w]);
+    // See TileTask::reads_directly.
+    lies_packed_ = from_last_ && gemm_.near_k == 0 && gemm_.parts == 1 && bytes_ == size_of(c_.problem.dtype) &&
+                   (bytes_ != 4 || c_.problem.compute == Compute::f32) && c_.reduced == c_.padded(c_.reduced) &&
+                   from[axis_w] * c_.taps[2].step % 4096 != 0;
     neighbours_ = forward || geo_.stride[2] == 1;  // pixels of one phase lie side by side
     for (const Phase& phase : c_.phases) most_taps_ = std::max(most_taps_, phase.tap_count);
   }
@@ -197,6 +202,11 @@ class Search {
     tile += d * h * w * double(c_.results) * phases * (whole_lines ? store_cycles : scatter_cycles);
     tile += double(choice.count - 1) * pixels * columns * sums_cycles;
     tile += taps * reduced * double(c_.results * bytes_ * gemm_.parts) / 16.0;  // the weight, from L2 or beyond
+    // While a tile is read where it lies, the next one and the results arrive.
+    const double arriving = d * h * w * double(c_.results * size_of(c_.problem.out_dtype)) * phases / repeats;
+    const double panel = double(most_taps_ * choice.panel * choice.block * bytes_);
+    const bool direct = lies_packed_ && choice.rows;
+    if (direct && 2 * double(choice.box_bytes) + arriving + 2 * panel > quiet_bytes) tile *= 1.05;
     if (choice.box_bytes > box_budget) tile *= 1.0 + 0.1 * double(choice.box_bytes) / double(box_budget);
     // Tasks that do not share out evenly among four threads wait for each other.
     const double tasks = double(choice.tasks) * repeats, uneven = std::ceil(tasks / 4) * 4 / std::max(tasks, 1.0);
@@ -222,7 +232,7 @@ class Search {
   const Geometry& geo_;
   const Gemm& gemm_;
   int64_t bytes_, phases_, most_taps_ = 1;
-  bool from_last_, to_last_, neighbours_;
+  bool from_last_, to_last_, lies_packed_, neighbours_;
 };
 
 }  // namespace

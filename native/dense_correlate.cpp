@@ -97,7 +97,7 @@ class TileTask {
   }
 
   // Where channels lie as the micro-kernel reads them there is no packing at all: strips are cut so that no tap leaves
-  // the tensor. Not where pixels lie so far apart that a strip of them would fall into one set of the first-level cache.
+  // the tensor. Not where pixels lie so far apart that all of a strip would fall into one set of the first-level cache.
   bool reads_directly(const Source& view) const {
     const int64_t size = sizeof(T), pixel = view.stride[2] * plan_.taps[2].step;
     if (!plan_.pixels_are_rows || !run_.packer.stored_as_packed()) return false;
@@ -369,18 +369,14 @@ class TileTask {
     const int64_t pixel_stride = phase.axis[2]->stride * run_.result.stride[axis_w];
     each_row(phase, panel, strip, length, [&](int64_t, int64_t count, char* dst) {
       if (channel_stride == size) {
-        fetch_lines(dst, count, pixel_stride, channels * size);
+        fetch_rows(dst, count, pixel_stride, channels * size);
       } else if (pixel_stride > 0 && pixel_stride <= 64) {
-        fetch_lines(dst, channels, channel_stride, count * pixel_stride);
+        fetch_rows(dst, channels, channel_stride, count * pixel_stride);
       }
     });
   }
-  void fetch_lines(const char* at, int64_t lines, int64_t stride, int64_t bytes) {
-    for (int64_t line = 0; line < lines; ++line, at += stride) {
-      const char* first = at - reinterpret_cast<uintptr_t>(at) % 64;
-      for (const char* byte = first; byte < at + bytes && line_count_ < most_result_lines; byte += 64)
-        lines_[line_count_++] = byte + 1;  // to be written
-    }
+  void fetch_rows(const char* row, int64_t rows, int64_t stride, int64_t bytes) {
+    line_count_ += lines_to_write(row, rows, stride, bytes, lines_ + line_count_, most_result_lines - line_count_);
   }
 
   const Run<T>& run_;

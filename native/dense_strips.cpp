@@ -34,8 +34,8 @@ void StripCutter::add(int64_t depth, int64_t position, int64_t count, const TapR
   pieces_.push_back({0, count, tap_set(d, h, w)});
 }
 
-// Even strips of a row. Taps that land for the same pixels of a strip are one piece; offsets rise or fall with the tap, so
-// they are neighbours. Sums start with the piece that has all pixels, if need be one without taps.
+// Even strips of a row. Taps that land for the same pixels of a strip are one piece; offsets rise or fall with the tap,
+// so they are neighbours. Sums start with the piece that has all pixels, if need be one without taps.
 void StripCutter::find_row_strips(const Correlation& plan, const Phase& phase, int64_t origin, int64_t length) {
   row_strips_.clear();
   const std::vector<int>& taps = phase.axis[2]->taps;

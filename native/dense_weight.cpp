@@ -283,7 +283,8 @@ class SliceTask {
     const Gemm& gemm = *plan_.gemm;
     const int64_t columns = round_up(plan_.out_block, gemm.cols);
     GemmCall call;
-    const char* lines[most_tile_lines + Prefetch::most_taken];
+    constexpr int64_t most_lines = 128;
+    const char* lines[most_lines + Prefetch::most_taken];
     call.fetch = lines;
     alignas(64) Sum tile[32 * 32];
     call.lda = box_pitch_ * int64_t(sizeof(T));
@@ -347,7 +348,10 @@ class SliceTask {
                   call.k = range.last - range.first;
                   call.c = reinterpret_cast<char*>(sums);
                   if (near) call.next_c = call.c + plan_.in_block * columns * int64_t(sizeof(Sum));
-                  call.fetch_count = stores_ ? fetch_tile(call, m, n, td, th, tw, lines) : 0;
+                  call.fetch_count = 0;
+                  if (stores_)
+                    call.fetch_count = lines_to_write(tile_at(m, n, td, th, tw), call.rows, arguments_.w.stride[axis_i],
+                                                      gemm.cols * size_of(plan_.problem.out_dtype), lines, most_lines);
                   call.fetch_count += prefetch_.take(lines + call.fetch_count);
                   kernel(call);
                   call.far = !near;
@@ -369,17 +373,6 @@ class SliceTask {
     const int64_t count = std::min<int64_t>(plan_.gemm->cols, out_count_ - n);
     stored_nan_ |= !encode(sums, call.ldc, call.rows, count, tile_at(m, n, td, th, tw), arguments_.w.stride[axis_i],
                            arguments_.w.stride[axis_o]);
-  }
-  // The lines of the result that a tile will be stored to, which come into the cache during its products.
-  int64_t fetch_tile(const GemmCall& call, int64_t m, int64_t n, int64_t td, int64_t th, int64_t tw,
-                     const char** lines) const {
-    const int64_t bytes = std::min<int64_t>(plan_.gemm->cols, out_count_ - n) * size_of(plan_.problem.out_dtype);
-    const char* row = tile_at(m, n, td, th, tw);
-    int64_t found = 0;
-    for (int i = 0; i < call.rows; ++i, row += arguments_.w.stride[axis_i])
-      for (const char* at = row - reinterpret_cast<uintptr_t>(row) % 64; at < row + bytes; at += 64)
-        if (found < most_tile_lines) lines[found++] = at + 1;  // to be written
-    return found;
   }
 
   void sum_bias() {
@@ -404,7 +397,6 @@ class SliceTask {
   Sum* sums_;
   bool starts_ = false;  // the chunk in place is the first to give sums
   bool stores_ = false, stored_nan_ = false;  // the chunk in place stores its sums; one of those stored was NaN
-  static constexpr int64_t most_tile_lines = 128;
   struct Rows {
     std::vector<int64_t> a_offset, b_offset, place;  // place: number of the row in the chunk
   };
@@ -433,7 +425,8 @@ bool run_weight_gradient(const WeightGradient& plan, const Arguments& arguments)
     const int64_t rows = std::min(plan.in_block, std::max<int64_t>(32, 32768 / (geo.taps() * columns) / 32 * 32));
     const int64_t pieces = ceil_div(plan.in_block, rows);
     parallel_for(plan.blocks() * pieces, arguments.threads, [&](int64_t number, int slot) {
-      const int64_t block = number / pieces, first = number % pieces * rows, count = std::min(rows, plan.in_block - first);
+      const int64_t block = number / pieces, first = number % pieces * rows;
+      const int64_t count = std::min(rows, plan.in_block - first);
       SliceTask<T> task(plan, arguments, packer, block * plan.slices, slot);
       for (int64_t tap = 0; tap < geo.taps(); ++tap) {
         Sum* total = task.partial(block, 0) + (tap * plan.in_block + first) * columns;

@@ -6,8 +6,8 @@
 //   C  float (double for f64) rows, `ldc` elements apart, always `cols` wide: the caller gives it room
 // A kernel of several parts takes each operand as a sum of so many bf16 values: part p of A lies p*a_plane bytes after
 // the first, and likewise for B.
-// The batch is what makes it a convolution: entry i of the batch reads A at a_offset[i] and B at b_offset[i] (bytes), so
-// a tap, or a row of pixels, is a pair of offsets and the accumulators stay in registers over all of them.
+// The batch is what makes it a convolution: entry i of the batch reads A at a_offset[i] and B at b_offset[i] (bytes),
+// so a tap, or a row of pixels, is a pair of offsets and the accumulators stay in registers over all of them.
 #pragma once
 
 #include <cstdint>

@@ -23,7 +23,7 @@ void tile(const GemmCall& call) {
   Fetcher fetcher(call, pairs);
   for (int64_t i = 0, done = 0; i < call.batch;) {  // see gemm_tile.cpp
     fetcher.some();
-    const int64_t steps = pairs - done < Fetcher::steps ? pairs - done : Fetcher::steps;
+    const int64_t steps = pairs - done < fetcher.steps ? pairs - done : fetcher.steps;
     constexpr int pointers = (rows + 2) / 3;
     const char* a[pointers];
     for (int p = 0; p < pointers; ++p) a[p] = call.a + call.a_offset[i] + done * 4 + 3 * p * lda;

@@ -30,7 +30,7 @@ void tile(const GemmCall& call) {
   Fetcher fetcher(call, call.k);
   for (int64_t i = 0, done = 0; i < call.batch;) {
     fetcher.some();
-    const int64_t steps = call.k - done < Fetcher::steps ? call.k - done : Fetcher::steps;
+    const int64_t steps = call.k - done < fetcher.steps ? call.k - done : fetcher.steps;
     // One pointer per three rows: the others are reached as pointer + lda and pointer + 2*lda.
     constexpr int pointers = (rows + 2) / 3;
     const char* a[pointers];

@@ -20,9 +20,10 @@ extern const Gemm gemm_bf16, gemm_bf16x2, gemm_bf16x3;
 namespace {
 class Fetcher {
  public:
-  static constexpr int64_t steps = 64;  // of k between two calls of `some`
+  int64_t steps = 64;  // of k between two calls of `some`; fewer where it would fetch many lines
 
   Fetcher(const GemmCall& call, int64_t k_steps) : line_(call.fetch), last_(call.fetch + call.fetch_count) {
+    if (k_steps > steps && call.fetch_count * steps > 8 * call.batch * k_steps) steps = 16;
     const int64_t calls = call.batch * ((k_steps + steps - 1) / steps);
     if (call.fetch_count > 0 && calls > 0) each_ = int((call.fetch_count + calls - 1) / calls);
   }
