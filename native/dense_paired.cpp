@@ -282,12 +282,10 @@ class PairedTask {
   // Where the block's results of one tap will be stored comes into the cache, if channels are neighbours there.
   void fetch_result(const char* tap) const {
     const Tensor& w = arguments_.w;
-    const int64_t bytes = in_count_ * size_of(plan_.problem.out_dtype);
-    if (w.stride[axis_i] != size_of(plan_.problem.out_dtype)) return;
-    for (int64_t k = 0; k < out_count_; ++k, tap += w.stride[axis_o]) {
+    const int64_t element = size_of(plan_.problem.out_dtype), bytes = in_count_ * element;
+    if (w.stride[axis_i] != element) return;
+    for (int64_t k = 0; k < out_count_; ++k, tap += w.stride[axis_o])
       for (int64_t byte = 0; byte < bytes; byte += 64) fetch_to_write(tap + byte);
-      fetch_to_write(tap + bytes - 1);
-    }
   }
 
   void sum_bias(int64_t first, int64_t last) {
