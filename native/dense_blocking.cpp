@@ -165,8 +165,8 @@ class Search {
     return choice;
   }
 
-  // The same with larger tasks where there are few threads: panels do not change the order of sums, and the fewer tasks,
-  // the less often a box is packed. It shows beside tiles only.
+  // The same with larger tasks where there are few threads: panels do not change the order of sums, and the fewer
+  // tasks, the less often a box is packed. It shows beside tiles only.
   void share_among(Choice& choice, int64_t threads, int64_t limit) const {
     if (gemm_.near_k == 0) return;
     const int64_t wanted = threads > 1 ? ceil_div(4 * threads, choice.tasks) : 1;

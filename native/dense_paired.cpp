@@ -175,8 +175,8 @@ class PairedTask {
     for (int64_t i = 0; i < images_; ++i) {
       const Source source{x_image(i), x.stride[axis_c], {x.stride[axis_d], x.stride[axis_h], x.stride[axis_w]},
                           {geo_.in[0], geo_.in[1], geo_.in[2]}, in_count_, round_up(in_count_, cols)};
-      pack_box(box_packer_, source, plan_.box, origin_, Arrange::position_pairs, box_ + i * positions * cols, cols * pair,
-               cols, panel);
+      pack_box(box_packer_, source, plan_.box, origin_, Arrange::position_pairs, box_ + i * positions * cols,
+               cols * pair, cols, panel);
     }
     const int64_t used = ceil_div(in_count_, cols) * panel;
     for (int part = 0; part < plan_.gemm->parts; ++part) {

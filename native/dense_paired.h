@@ -1,10 +1,10 @@
-// The weight gradient for kernels that read B in pairs of k from L1: dw[k][c] sums dy[k][pixel] * x[pixel][c] over images
-// and pixels, for every tap.
+// The weight gradient for kernels that read B in pairs of k from L1: dw[k][c] sums dy[k][pixel] * x[pixel][c] over
+// images and pixels, for every tap.
 //
-// A is dy, channels by pixels; B is x, pairs of pixels by channels, packed as a box in which a tap is a distance. An even
-// distance is a number of whole pairs; for odd ones the box is kept a second time with its pairs shifted by a pixel. So
-// only dy, which has no halo, is transposed from channels last, every tile is read aligned, and the sums of a tap lie as
-// a weight with its input channels last wants them.
+// A is dy, channels by pixels; B is x, pairs of pixels by channels, packed as a box in which a tap is a distance. An
+// even distance is a number of whole pairs; for odd ones the box is kept a second time with its pairs shifted by a
+// pixel. So only dy, which has no halo, is transposed from channels last, every tile is read aligned, and the sums of
+// a tap lie as a weight with its input channels last wants them.
 #pragma once
 
 #include "dense_box.h"
@@ -20,7 +20,7 @@ struct PairedGradient {
   int64_t tile[3] = {}, tiles[3] = {};  // output pixels of a chunk
   int64_t images = 0;                   // of a chunk: small images are joined
   BoxLayout box;
-  bool joined_rows = false;                 // sums run over the rows of a plane without a break, zeros of dy in the gaps
+  bool joined_rows = false;                 // sums run over the rows of a plane without a break, zeros of dy in gaps
   int64_t row_pitch = 0, entry = 0;         // positions of a row of dy, of what is summed without a break: row or plane
   int64_t in_block = 0, in_blocks = 0, out_block = 0, out_blocks = 0;
   int64_t slices = 0, chunks = 0;           // of the reduction
@@ -46,8 +46,8 @@ struct PairedGradient {
   double cycles(double cores) const;
 };
 
-// False if a NaN came out, or if operands in parts met values for which the parts do not suffice: the result is then not
-// complete and must be computed in another way.
+// False if a NaN came out, or if operands in parts met values for which the parts do not suffice: the result is then
+// not complete and must be computed in another way.
 bool run_paired_gradient(const PairedGradient& plan, const Arguments& arguments);
 
 }  // namespace convgrad
