@@ -59,6 +59,9 @@ void pack_direct(const Geometry& geo, const DirectUnits& units, const Tensor& w,
   });
 }
 
+// Channels of a sole group: beyond, more weights would be read for each pixel than the dense kernels do.
+static constexpr int64_t most_alone = 64;
+
 bool group_units(const Problem& problem, DirectUnits& units) {
   const Geometry& geo = problem.geo;
   const bool input = problem.wrt != wrt_output, f32 = problem.dtype == Dtype::f32, weight = problem.wrt & wrt_weight;
@@ -68,10 +71,11 @@ bool group_units(const Problem& problem, DirectUnits& units) {
   units.group_to = to;
   units.group_from = from;
   const bool shared = to < units.lanes;  // several groups in a vector
-  if (weight && (problem.wrt & wrt_bias || (!f32 && !shared && from % 16))) return false;
-  return problem.isa->level >= 2 && (f32 || pairs) && (weight || problem.dtype == problem.out_dtype) && geo.G > 1 &&
+  if (weight && (geo.G == 1 || problem.wrt & wrt_bias || from % 4 || (!f32 && !shared && from % 16))) return false;
+  if (geo.G == 1 && (to > most_alone || from > most_alone)) return false;
+  return problem.isa->level >= 2 && (f32 || pairs) && (weight || problem.dtype == problem.out_dtype) &&
          !problem.isa->rounding(problem.dtype, problem.compute) && units.channels % units.lanes == 0 &&
-         (shared ? to == from && (to == 4 || to == 8) : to % units.lanes == 0 && from % (f32 ? 4 : 8) == 0);
+         (shared ? to == from && (to == 4 || to == 8) : to % units.lanes == 0 && (f32 || from % 2 == 0));
 }
 
 void pack_groups(const Problem& problem, const DirectUnits& units, const Tensor& w, const ElementCode& code,

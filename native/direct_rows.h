@@ -64,6 +64,11 @@ struct RowsJob {
   Sweep sweep{};
   bool whole = false;               // all units of a pixel go together
   int64_t from_row = 0, w_row = 0;  // where the first landing tap of the row reads
+  // The widths chosen last, by phase: choosing takes as long as a small tile.
+  struct Width {
+    int64_t pixels = 0, taps = 0;
+    int index = 0;
+  } chosen[4];
 
   explicit RowsJob(const DirectRows& j) : job(j), unit_floats(j.units.tap_floats()), bytes(size_of(j.units.dtype)) {
     sweep.stream = j.stream;
@@ -81,6 +86,13 @@ struct RowsJob {
     from_row += (phase.source + j * phase.source_step + taps.low * phase.source_tap_step) * line;
     w_row += (phase.tap_first + taps.low * phase.tap_step) * w_tap;
     return taps.high - taps.low;
+  }
+
+  int width_index(const LanePhase& phase, int64_t pixels) {
+    Width& last = chosen[(&phase - job.phase[2]) % 4];
+    if (last.pixels != pixels || last.taps != phase.taps)
+      last = {pixels, phase.taps, choose_width<U>(pixels, phase.taps * job.phase[1]->taps * job.phase[0]->taps)};
+    return last.index;
   }
 
   void zero(char* to, int64_t pixels, int64_t step, int64_t first_unit, int64_t units) const {
@@ -111,7 +123,7 @@ struct RowsJob {
     }
     sweep.from_s = sweep.tap_step * pixel;
     sweep.size = uint64_t(job.source_size[2]);
-    const int index = choose_width<U>(pixels, phase.taps * sweep.r * sweep.t);
+    const int index = width_index(phase, pixels);
     const Tile tile = slide ? U::sliding(phase.taps)[index] : U::sweeping()[index];
     const int64_t width = U::widths[index];
     const bool tall = job.source_size[1] > 1;
