@@ -133,7 +133,12 @@ CONVGRAD_INLINE void slide(VecF* sum, const Sweep& sweep, const char* from, cons
 
 template <int P>
 CONVGRAD_INLINE void finish_tile(Sweep& sweep, const char* from, char* to, const VecF* sum) {
-  for (int p = 0; p < P; ++p) __builtin_prefetch(from + sweep.ahead + p * sweep.from_pixel);
+  if (sweep.lines) {
+    for (int64_t i = 0; i < sweep.lines; ++i) __builtin_prefetch(sweep.next + i * 64, 0, 2);
+    sweep.next += sweep.lines * 64;
+  } else {
+    for (int p = 0; p < P; ++p) __builtin_prefetch(from + sweep.ahead + p * sweep.from_pixel);
+  }
 #pragma GCC unroll 16
   for (int p = 0; p < P; ++p) put<Element>(to + p * sweep.to_pixel, sum[p], !words_are_pairs && sweep.stream);
 }

@@ -291,8 +291,8 @@ std::optional<Plan> plan_few(const Problem& problem, std::string& why_not) {
     why_not = "a tensor without elements";
     return std::nullopt;
   }
-  if (std::min(g.group_in(), g.group_out()) > 64) {
-    why_not = std::to_string(std::min(g.group_in(), g.group_out())) + " channels on the narrow side: few is up to 64";
+  if (std::min(g.group_in(), g.group_out()) > 96) {
+    why_not = std::to_string(std::min(g.group_in(), g.group_out())) + " channels on the narrow side: few is up to 96";
     return std::nullopt;
   }
   if (problem.wrt == wrt_weight || problem.wrt == (wrt_weight | wrt_bias)) return plan_few_weight(problem, why_not);

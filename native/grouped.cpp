@@ -81,20 +81,21 @@ BoxCut choose_box(const int64_t* size, int64_t blocks, int64_t limit_vectors,
 }
 
 // Cycles of the direct kernels of groups; measured on Zen 4, as a time (fit_workspace counts slower cycles).
-static double group_cycles(const DirectUnits& units, double pixels, double reach, bool slides) {
+static double group_cycles(const DirectUnits& units, double pixels, double reach, bool slides, bool strided) {
   const bool pairs = units.dtype == Dtype::bf16, shared = units.group_to < units.lanes;
   const double words = double(units.group_from) / (pairs ? 2 : 1);
-  const double per_word = shared ? (pairs ? 2.3 : 1.5) : slides ? 1.15 : pairs ? 1.8 : 1.2;
+  const double one_tap = pairs ? (strided ? 1.6 : 1.25) : strided ? 1.35 : 1.2;
+  const double per_word = shared ? (pairs ? 2.3 : 1.5) : slides ? 1.1 : one_tap;
   return 0.83 * pixels * double(units.units()) * (words * reach * per_word + 10);
 }
 
 // Why the lane kernels do not serve a problem, or an empty string.
 std::string lanes_refuse(const Problem& problem) {
   const Geometry& g = problem.geo;
-  const int64_t most = 128;
+  const int64_t most = g.G == 1 ? 256 : 128;
   if (g.group_in() > most || g.group_out() > most)
     return std::to_string(g.group_in()) + " input and " + std::to_string(g.group_out()) +
-           " output channels per group: above 128 the dense kernels are better";
+           " output channels per group: above " + std::to_string(most) + " the dense kernels are better";
   if (!g.N || !g.C || !g.K || !g.out_pixels() || !g.in_pixels()) return "a tensor without elements";
   return "";
 }
@@ -363,7 +364,8 @@ std::optional<Plan> plan_grouped(const Problem& problem, std::string& why_not) {
   const bool lines = p->lines && !direct && from_nominal[axis_w] == bytes && to_nominal[axis_w] == bytes;
   if (direct && p->units.group_to)
     cycles = group_cycles(p->units, double(geo.N) * way.to_size()[0] * way.to_size()[1] * way.to_size()[2], reach,
-                          geo.kernel[2] / (way.input ? geo.stride[2] : 1) >= 3) + lane_weight_cycles(geo) / 4;
+                          geo.kernel[2] / (way.input ? geo.stride[2] : 1) >= 3, !way.input && geo.stride[2] > 1) +
+             lane_weight_cycles(geo) / 4;
   else if (direct) cycles += vectors_out * cycles_direct;
   else if (lines) cycles += vectors_out * cycles_line;
   else
