@@ -89,6 +89,11 @@ void pack_groups(const Problem& problem, const DirectUnits& units, const Tensor&
   // The taps of neighbouring input channels follow each other: the lanes of an input gradient are read in one go.
   const bool dense = w.stride[axis_w] == bytes && w.stride[axis_h] == geo.kernel[2] * bytes &&
                      w.stride[axis_d] == geo.kernel[1] * geo.kernel[2] * bytes && w.stride[axis_i] == taps * bytes;
+  // Or the input channels lie together: they are the lanes already.
+  const int64_t tap_bytes = w.stride[axis_w];
+  const bool together = input && units.group_to >= L && w.stride[axis_i] == bytes &&
+                        w.stride[axis_h] == geo.kernel[2] * tap_bytes &&
+                        w.stride[axis_d] == geo.kernel[1] * geo.kernel[2] * tap_bytes;
   parallel_for(units.units(), threads, [&](int64_t index, int) {
     std::vector<float> line(2 * L * taps);
     const int64_t group = index * L / units.group_to;
@@ -106,15 +111,28 @@ void pack_groups(const Problem& problem, const DirectUnits& units, const Tensor&
         else read_taps(geo, w, at, code, lanes + lane * taps);
       }
     };
+    const auto pair = [&](uint32_t* first, const uint32_t* second, int64_t n) {
+      for (int64_t i = 0; i < n; ++i) first[i] = first[i] >> 16 | (second[i] & 0xffff0000u);
+    };
     for (int64_t c = 0; c < units.group_from; c += pairs ? 2 : 1) {
+      float* to = packed + index * taps * step + c / (pairs ? 2 : 1) * L;
+      if (together) {
+        for (int64_t tap = 0; tap < taps; ++tap, to += step) {
+          const char* at = w.data + (group * units.group_from + c) * w.stride[axis_o] +
+                           index * L % units.group_to * bytes + tap * tap_bytes;
+          code.decode(at, bytes, L, to);
+          if (!pairs) continue;
+          code.decode(at + w.stride[axis_o], bytes, L, line.data());
+          pair(reinterpret_cast<uint32_t*>(to), reinterpret_cast<const uint32_t*>(line.data()), L);
+        }
+        continue;
+      }
       uint32_t* first = reinterpret_cast<uint32_t*>(line.data());  // bits of floats
       read(c, line.data());
       if (pairs) {
-        const uint32_t* second = first + L * taps;
         read(c + 1, line.data() + L * taps);
-        for (int64_t i = 0; i < L * taps; ++i) first[i] = first[i] >> 16 | (second[i] & 0xffff0000u);
+        pair(first, first + L * taps, L * taps);
       }
-      float* to = packed + index * taps * step + c / (pairs ? 2 : 1) * L;
       problem.isa->gemm->transpose32(first, taps, L, taps, reinterpret_cast<uint32_t*>(to), step);
     }
   });

@@ -226,33 +226,34 @@ bool pack_x_words(const PairRows& rows, int64_t channels, int64_t stride, int64_
   const PixelBox& box = *rows.box;
   const int64_t step = rows.stride[axis_w], left = box.first[2] < 0 ? -box.first[2] : 0;
   const int64_t room = rows.size[2] - box.first[2], end = room < box.extent[2] ? room : box.extent[2];
-  // A row whose pixels follow each other is one pixel of many channels.
-  const bool whole = step == channels * 2;
-  const int64_t runs = whole ? 1 : pixels, run = whole ? pixels * channels : channels;
-  const int64_t low = whole ? left * channels : left, high = whole ? end * channels : end;  // inside the tensor
+  const bool whole = step == channels * 2;  // the pixels of a row follow each other
+  const int64_t low = left * channels, high = end * channels;  // inside the tensor
+  const auto first_of = [](int64_t n) { return n < 0 ? 0u : n < 16 ? (1u << n) - 1 : 0xffffu; };
   for (int64_t z = 0; z < box.extent[0]; ++z)
-    for (int64_t y = 0; y < box.extent[1]; ++y) {
+    for (int64_t y = 0; y < box.extent[1]; ++y, to += pixels * channels) {
       const char* row = rows.data + (box.first[0] + z) * rows.stride[axis_d] +
                         (box.first[1] + y) * rows.stride[axis_h] + box.first[2] * step;
-      // Elements [c, c + 16) of run i, those outside the tensor as zeros.
-      const auto at = [&](int64_t i, int64_t c) __attribute__((always_inline)) {
-        int64_t first = 0, last = run - c < 16 ? run - c : 16;
-        if (whole) {
-          c += i * channels;
-          first = low - c < 0 ? 0 : low - c < 16 ? low - c : 16;
-          last = high - c < 0 ? 0 : high - c < 16 ? high - c : 16;
-        } else if (i < low || i >= high) {
-          last = 0;
-        }
-        const uint32_t mask = ((1u << last) - 1) & ~((1u << first) - 1);
-        return _mm256_maskz_loadu_epi16(__mmask16(mask), row + (whole ? 0 : i * step) + c * 2);
+      const auto put = [&](int64_t at, __m256i first, __m256i second) __attribute__((always_inline)) {
+        const __m512i words = pair_of(first, second);
+        finite.see(words);
+        _mm512_storeu_si512(to + at, words);
       };
-      for (int64_t i = 0; i < runs; ++i, to += run)
-        for (int64_t c = 0; c < run; c += 16) {
-          const __m512i words = pair_of(at(i, c), at(i + stride, c));
-          finite.see(words);
-          _mm512_storeu_si512(to + c, words);
+      if (whole) {
+        const auto take = [&](int64_t at) __attribute__((always_inline)) {
+          return channels_of(row + at * 2, __mmask16(first_of(high - at) & ~first_of(low - at)));
+        };
+        for (int64_t at = 0; at < pixels * channels; at += 16) put(at, take(at), take(at + stride * channels));
+        continue;
+      }
+      for (int64_t i = 0; i < pixels; ++i) {
+        const bool one = i >= left && i < end, two = i + stride >= left && i + stride < end;
+        const char* p = row + i * step;
+        for (int64_t c = 0; c < channels; c += 16) {
+          const __mmask16 mask = __mmask16(first_of(channels - c));
+          put(i * channels + c, channels_of(p + c * 2, one ? mask : __mmask16(0)),
+              channels_of(p + stride * step + c * 2, two ? mask : __mmask16(0)));
         }
+      }
     }
   return finite.all();
 }

@@ -32,31 +32,6 @@ T sum_plain(const T* line, int64_t n) {
   return sum;
 }
 
-// A box as [z][y][x][channel], for channels that lie together; pixels beside the tensor on x are zero.
-template <typename T>
-void load_together(const Tensor& tensor, int64_t image, int64_t first_channel, int64_t channels, const PixelBox& box,
-                   const int64_t* size, const Isa& isa, const ElementCode& code, T* slab) {
-  const int64_t width = box.extent[2], left = std::clamp<int64_t>(-box.first[2], 0, width), bytes = size_of(code.dtype);
-  const int64_t inside = std::clamp<int64_t>(size[2] - box.first[2], left, width) - left;
-  for (int64_t z = 0; z < box.extent[0]; ++z)
-    for (int64_t y = 0; y < box.extent[1]; ++y, slab += width * channels) {
-      const char* p = tensor.data + image * tensor.stride[axis_n] + first_channel * bytes +
-                      (box.first[0] + z) * tensor.stride[axis_d] + (box.first[1] + y) * tensor.stride[axis_h] +
-                      (box.first[2] + left) * tensor.stride[axis_w];
-      T *to = slab + left * channels, *end = to + inside * channels;
-      std::fill(slab, to, T(0));
-      std::fill(end, slab + width * channels, T(0));
-      if constexpr (sizeof(T) == 8) {
-        for (; to < end; to += channels, p += tensor.stride[axis_w]) code.decode64(p, bytes, channels, to);
-      } else {
-        const bool dense = tensor.stride[axis_w] == channels * bytes;
-        if (dense) code.decode(p, bytes, inside * channels, to);
-        else isa.decode_block[int(code.dtype)](p, tensor.stride[axis_w], bytes, inside, channels, to, channels);
-        if (code.round) code.round(to, inside * channels);
-      }
-    }
-}
-
 // Items are (images, box) pairs; a chunk is a range of items summed by one task. A task has one group, a range of
 // blocks of the many channels and one chunk. All of this, and so the bits of the result, depend on the problem alone.
 struct FewWeightPlan {
@@ -122,8 +97,8 @@ struct FewWeightPlan {
   void choose_boxes();
   double cycles() const;
   int64_t sum_bytes() const { return chunks * problem.geo.G * sum_vectors * problem.isa->vector_bytes; }
-  bool pair_item(const Arguments& args, int64_t group, int64_t first, int64_t blocks, LaneWeightGrad& job, int64_t image,
-                 float* sums, char* scratch) const;
+  bool pair_item(const Arguments& args, int64_t group, int64_t first, int64_t blocks, LaneWeightGrad& job,
+                 int64_t image, float* sums, char* scratch) const;
   template <typename T>
   void chunk(const Arguments& args, int64_t group, int64_t split, int64_t index, T* sums, char* scratch) const;
   template <typename T>
@@ -165,9 +140,9 @@ bool FewWeightPlan::pair_item(const Arguments& args, int64_t group, int64_t firs
       uint32_t* to = dy + (i * blocks + b) * dy_block;
       const int64_t channels = std::min(L, shape.many - (first + b) * L);
       const PairRows rows{y_at + b * L * 2, args.y.stride, &job.dy_box, geo.out};
+      const float* block_lanes = image_lanes + b * y_rows * ye[2] * L;
       dy_finite &= direct ? avx512_bf16::pack_dy_pairs(rows, channels, shared, dy_line, to)
-                          : avx512_bf16::pair_lanes(image_lanes + b * y_rows * ye[2] * L, y_rows, ye[2], shared, dy_line,
-                                                    to);
+                          : avx512_bf16::pair_lanes(block_lanes, y_rows, ye[2], shared, dy_line, to);
     }
     const char* x_at = args.x.data + (image + i) * args.x.stride[axis_n] + group * shape.few * args.x.stride[axis_c];
     const PairRows rows{x_at, args.x.stride, &job.x_box, geo.in};
@@ -219,6 +194,7 @@ void FewWeightPlan::chunk(const Arguments& args, int64_t group, int64_t split, i
   const Tensor &many = out ? args.y : args.x, &few = out ? args.x : args.y;
   T *lanes = reinterpret_cast<T*>(scratch), *plain = reinterpret_cast<T*>(scratch + lane_bytes);
   const bool together = out && few.stride[axis_c] == size_of(problem.dtype);  // channels stay beside each other
+  int pair_shape[4] = {}, shape_of_tile[4] = {};
   std::vector<int64_t> column;
   for (int64_t s = 0; s < geo.kernel[2]; ++s) column.push_back(s * geo.dilation[2] * shape.few);
   // Where lanes are output channels the sums of a split lie together; otherwise few output channels each have a piece.
@@ -236,6 +212,7 @@ void FewWeightPlan::chunk(const Arguments& args, int64_t group, int64_t split, i
     const int64_t image = item / cut.boxes() * images, here = std::min(images, geo.N - image);
     LaneWeightGrad job{};
     job.geo = &geo;
+    job.shape = pairs ? pair_shape : shape_of_tile;
     job.dy_box = cut.box(item % cut.boxes(), geo.out);
     job.x_box = input_box(geo, job.dy_box);
     const int64_t *xe = job.x_box.extent, *ye = job.dy_box.extent;
@@ -274,6 +251,7 @@ void FewWeightPlan::chunk(const Arguments& args, int64_t group, int64_t split, i
     job.dy_finite = !padded || (out ? kernels.finite(lanes, here * lane_image / L, f64())
                                     : finite_plain(plain, here * plain_image));
     job.x_line = 0;
+    job.shape = shape_of_tile;
     if (together) {
       job.x_line = xe[2] * shape.few;
       job.x_part = 1;
@@ -407,7 +385,7 @@ double FewWeightPlan::cycles() const {
     const double width = double(dy_pairs(cut.extent[2]));
     // Words that are far apart come from the second-level cache.
     const double far = together && 2 * geo.stride[2] * shape.few * 4 >= 512 ? 1.25 : 1;
-    const double share = 0.42 * (1 + 5 / width) * double(columns.size()) / double(geo.kernel[2]) * far;
+    const double share = 0.42 * (1 + 3 / width) * double(columns.size()) / double(geo.kernel[2]) * far;
     const double packing = lane_moves * (nominal[axis_c] == bytes ? 2.5 : lane_move + 2) + plain_moves * 0.5;
     return std::max(0.85 * products * share + 0.7 * packing + updates, moved * cycles_per_byte);
   }
@@ -420,9 +398,11 @@ std::optional<Plan> plan_one(const Problem& problem, bool lanes_are_out, std::st
   p->choose_boxes();
   Plan plan;
   if (!fit_workspace(plan, problem, p->sum_bytes(), p->scratch_bytes, p->cycles(), why_not)) return std::nullopt;
-  // Where the dense family has bf16 products and this one has none, it must be better by more; groups suit it less.
-  plan.doubt = p->pairs ? (problem.geo.G > 1 ? 1 : 1.17) : problem.dtype == Dtype::bf16 ? 1.19 : 1.1;
-  plan.kernel = std::string("few_weight_") + (lanes_are_out ? "out_" : "in_") + (p->f64() ? "f64_" : p->pairs ? "bf16_" : "f32_") +
+  // Where the dense family has bf16 products and this one has none, it must be better by more.
+  const bool groups = problem.geo.G > 1;
+  plan.doubt = p->pairs ? (groups ? 1 : 1.17) : problem.dtype == Dtype::bf16 ? 1.19 : groups ? 1.13 : 1.1;
+  plan.kernel = std::string("few_weight_") + (lanes_are_out ? "out_" : "in_") +
+                (p->f64() ? "f64_" : p->pairs ? "bf16_" : "f32_") +
                 std::to_string(p->shape.lanes) + "lanes_" +
                 (p->pairs ? "avx512_bf16" : compiled_level(problem.isa->level));
   char note[256];

@@ -160,14 +160,19 @@ struct BoxJob {
   void run() {
     const int64_t R = g.kernel[1], S = columns, K = job.out_parts, C = job.in_parts;
     const auto some = [](int64_t left, int most) { return left < most ? int(left) : most; };
-    const TileShape most = job.dy_finite ? choose_tile() : TileShape{1, 1, 1, 1};
+    TileShape most{1, 1, 1, 1};
+    if (job.dy_finite && job.shape && job.shape[0]) most = {job.shape[0], job.shape[1], job.shape[2], job.shape[3]};
+    else if (job.dy_finite) most = choose_tile();
+    if (job.dy_finite && job.shape)
+      job.shape[0] = most.k, job.shape[1] = most.c, job.shape[2] = most.r, job.shape[3] = most.s;
     for (int64_t k = 0; k < K; k += most.k)
       for (int64_t c = 0; c < C; c += most.c)
         for (int64_t t = 0; t < g.kernel[0]; ++t)
           for (int64_t r = 0; r < R; r += most.r)
             for (int64_t s = 0; s < S; s += most.s) {
-              if (!job.dy_finite) careful_tap(k, c, t, r, s);
-              else taps({some(K - k, most.k), some(C - c, most.c), some(R - r, most.r), some(S - s, most.s)}, k, c, t, r, s);
+              const TileShape n{some(K - k, most.k), some(C - c, most.c), some(R - r, most.r), some(S - s, most.s)};
+              if (job.dy_finite) taps(n, k, c, t, r, s);
+              else careful_tap(k, c, t, r, s);
             }
   }
 };
