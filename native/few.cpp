@@ -322,8 +322,11 @@ std::optional<Plan> plan_few(const Problem& problem, std::string& why_not) {
     why_not = "a tensor without elements";
     return std::nullopt;
   }
-  if (std::min(g.group_in(), g.group_out()) > 96) {
-    why_not = std::to_string(std::min(g.group_in(), g.group_out())) + " channels on the narrow side: few is up to 96";
+  // Groups with channels last are what the dense kernels are slowest for.
+  const int64_t narrow = std::min(g.group_in(), g.group_out());
+  const int64_t most = g.G > 1 && problem.x_nominal[axis_c] == size_of(problem.dtype) ? 96 : 64;
+  if (narrow > most) {
+    why_not = std::to_string(narrow) + " channels on the narrow side: few is up to " + std::to_string(most);
     return std::nullopt;
   }
   if (problem.wrt == wrt_weight || problem.wrt == (wrt_weight | wrt_bias)) return plan_few_weight(problem, why_not);

@@ -383,8 +383,8 @@ double FewWeightPlan::cycles() const {
   const double moved = double(geo.N) * (geo.C * geo.in_pixels() + geo.K * geo.out_pixels()) * bytes;
   if (pairs) {
     const double width = double(dy_pairs(cut.extent[2]));
-    // Words that are far apart come from the second-level cache.
-    const double far = together && 2 * geo.stride[2] * shape.few * 4 >= 512 ? 1.25 : 1;
+    // Words that a stride puts far apart come from the second-level cache.
+    const double far = together && geo.stride[2] > 1 && 2 * geo.stride[2] * shape.few * 4 >= 256 ? 1.25 : 1;
     const double share = 0.42 * (1 + 3 / width) * double(columns.size()) / double(geo.kernel[2]) * far;
     const double packing = lane_moves * (nominal[axis_c] == bytes ? 2.5 : lane_move + 2) + plain_moves * 0.5;
     return std::max(0.85 * products * share + 0.7 * packing + updates, moved * cycles_per_byte);
@@ -400,7 +400,7 @@ std::optional<Plan> plan_one(const Problem& problem, bool lanes_are_out, std::st
   if (!fit_workspace(plan, problem, p->sum_bytes(), p->scratch_bytes, p->cycles(), why_not)) return std::nullopt;
   // Where the dense family has bf16 products and this one has none, it must be better by more.
   const bool groups = problem.geo.G > 1;
-  plan.doubt = p->pairs ? (groups ? 1 : 1.17) : problem.dtype == Dtype::bf16 ? 1.19 : groups ? 1.13 : 1.1;
+  plan.doubt = p->pairs ? (groups ? 1 : 1.22) : problem.dtype == Dtype::bf16 ? 1.19 : groups ? 1.13 : 1.1;
   plan.kernel = std::string("few_weight_") + (lanes_are_out ? "out_" : "in_") +
                 (p->f64() ? "f64_" : p->pairs ? "bf16_" : "f32_") +
                 std::to_string(p->shape.lanes) + "lanes_" +
