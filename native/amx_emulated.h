@@ -1,6 +1,6 @@
 // The tile instructions in software, for tests on processors without them: gemm_amx.cpp is compiled a second time with
-// this header in place of the hardware. Slow, but the same numbers as tdpbf16ps: even and odd products are summed apart,
-// subnormal operands and results count as zero.
+// this header in place of the hardware. Slow, but the same numbers as tdpbf16ps: even and odd products are summed
+// apart, subnormal operands and results count as zero.
 #pragma once
 
 #include <cmath>

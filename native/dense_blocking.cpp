@@ -14,8 +14,10 @@ namespace {
 // NOTE: a constant, not the machine's cache size: it decides the order of sums, which must not differ by machine.
 constexpr int64_t box_budget = 352 << 10;
 constexpr int64_t sums_budget = 512 << 10;
+constexpr double quiet_bytes = 512 << 10;  // of L2: what arrives does not yet drive out what is in use
 constexpr int64_t panel_budget = 256 << 10;  // of a panel of the weight, where L2 must feed tiles with it
 constexpr int64_t own_panel_budget = 384 << 10;  // of a panel that a task packs for itself
+constexpr int64_t panels_budget = 768 << 10;  // of all panels of a task, where L2 must feed tiles with all of them
 constexpr int64_t tasks_wanted = 16;  // enough to share among a few threads
 
 // Cycles per element, measured on Zen 4: copying lines, transposing them, storing along a line, storing scattered.
@@ -111,6 +113,10 @@ class Search {
     const Strides& to = forward ? c_.problem.y_nominal : c_.problem.x_nominal;
     from_last_ = std::abs(from[axis_c]) < std::abs(from[axis_w]);
     to_last_ = std::abs(to[axis_c]) < std::abs(to[axis_w]);
+    // See TileTask::reads_directly.
+    lies_packed_ = from_last_ && gemm_.near_k == 0 && gemm_.parts == 1 && bytes_ == size_of(c_.problem.dtype) &&
+                   (bytes_ != 4 || c_.problem.compute == Compute::f32) && c_.reduced == c_.padded(c_.reduced) &&
+                   from[axis_w] * c_.taps[2].step % 4096 != 0;
     neighbours_ = forward || geo_.stride[2] == 1;  // pixels of one phase lie side by side
     for (const Phase& phase : c_.phases) most_taps_ = std::max(most_taps_, phase.tap_count);
   }
@@ -155,13 +161,18 @@ class Search {
     const int64_t segments = std::min<int64_t>(w, 2 * int64_t(c_.taps[2].offset.size()) + 1);
     choice.strips = std::max(ceil_div(joined(choice), choice.most), h * (ceil_div(w, choice.most) + segments)) * d;
 
-    // Panels of a task: all, unless sums between channel blocks would take too much, or tasks would be too few.
-    choice.share = choice.panels;
-    if (choice.count > 1)
-      choice.share = std::clamp(sums_budget / (choice.strips * phases_ * tile_sums()), int64_t(1), choice.share);
-    choice.share = std::min(choice.share, even_share);
-    choice.sums_bytes = (choice.count > 1 ? 1 + choice.strips * choice.share * phases_ : 1) * tile_sums();
+    share_panels(choice, even_share);
     return choice;
+  }
+
+  // The same with larger tasks where there are few threads: panels do not change the order of sums, and the fewer
+  // tasks, the less often a box is packed. It shows beside tiles only.
+  void share_among(Choice& choice, int64_t threads, int64_t limit) const {
+    if (gemm_.near_k == 0) return;
+    const int64_t wanted = threads > 1 ? ceil_div(4 * threads, choice.tasks) : 1;
+    Choice larger = choice;
+    share_panels(larger, std::max(choice.share, (2 * choice.panels + wanted) / (2 * wanted)));
+    if (workspace(larger) + (threads - 1) * (larger.box_bytes + larger.sums_bytes) <= limit) choice = larger;
   }
 
   // Bytes for one thread, a little generously.
@@ -191,6 +202,11 @@ class Search {
     tile += d * h * w * double(c_.results) * phases * (whole_lines ? store_cycles : scatter_cycles);
     tile += double(choice.count - 1) * pixels * columns * sums_cycles;
     tile += taps * reduced * double(c_.results * bytes_ * gemm_.parts) / 16.0;  // the weight, from L2 or beyond
+    // While a tile is read where it lies, the next one and the results arrive.
+    const double arriving = d * h * w * double(c_.results * size_of(c_.problem.out_dtype)) * phases / repeats;
+    const double panel = double(most_taps_ * choice.panel * choice.block * bytes_);
+    const bool direct = lies_packed_ && choice.rows;
+    if (direct && 2 * double(choice.box_bytes) + arriving + 2 * panel > quiet_bytes) tile *= 1.05;
     if (choice.box_bytes > box_budget) tile *= 1.0 + 0.1 * double(choice.box_bytes) / double(box_budget);
     // Tasks that do not share out evenly among four threads wait for each other.
     const double tasks = double(choice.tasks) * repeats, uneven = std::ceil(tasks / 4) * 4 / std::max(tasks, 1.0);
@@ -200,6 +216,13 @@ class Search {
   }
 
  private:
+  // Panels of a task: so many, unless sums between channel blocks would take too much.
+  void share_panels(Choice& choice, int64_t most) const {
+    choice.share = std::clamp(most, int64_t(1), choice.panels);
+    if (choice.count > 1)
+      choice.share = std::clamp(sums_budget / (choice.strips * phases_ * tile_sums()), int64_t(1), choice.share);
+    choice.sums_bytes = (choice.count > 1 ? choice.strips * choice.share * phases_ : 2) * tile_sums();
+  }
   static int64_t joined(const Choice& choice) { return (choice.tile[1] - 1) * choice.box.pitch + choice.tile[2]; }
   static double strip_cost(const Choice& choice, int64_t pixels) {
     return double(round_up(pixels, choice.unit)) + 0.5 * double(ceil_div(pixels, choice.most) * choice.unit);
@@ -209,7 +232,7 @@ class Search {
   const Geometry& geo_;
   const Gemm& gemm_;
   int64_t bytes_, phases_, most_taps_ = 1;
-  bool from_last_, to_last_, neighbours_;
+  bool from_last_, to_last_, lies_packed_, neighbours_;
 };
 
 }  // namespace
@@ -238,6 +261,7 @@ double Correlation::choose_blocking(int64_t element_bytes, int64_t limit, int64_
     }
   }
   if (best < 0) return -1;
+  search.share_among(chosen, problem.threads, limit);
   pixels_are_rows = chosen.rows;
   for (int axis = 0; axis < 3; ++axis) {
     tile[axis] = chosen.tile[axis];
@@ -256,6 +280,8 @@ double Correlation::choose_blocking(int64_t element_bytes, int64_t limit, int64_
   own_panels = chosen.own_panels;
   int64_t most_taps = 0;
   for (const Phase& phase : phases) most_taps = std::max(most_taps, phase.tap_count);
+  strips_outside = taps_inside() && own_panels == 0 &&
+                   panels_block * panel * most_taps * channel_block * element_bytes * gemm->parts <= panels_budget;
   const int64_t weight_elements = own_panels ? spaced(channel_block) * most_taps * panel * own_panels
                                              : problem.geo.G * channel_pad * tap_total * panels * panel;
   weight_plane = round_up(weight_elements * element_bytes + 256, 64);

@@ -95,10 +95,20 @@ void fetch_row(const Matrix& matrix, int64_t distance) {
 // The rows of the box one after the other, for some of the channels.
 template <typename T>
 void pack_rows(const Packer<T>& packer, const Source& source, const BoxLayout& layout, const int64_t (&o0)[3],
-               Arrange arrange, T* dst, int64_t pitch) {
+               Arrange arrange, T* dst, int64_t pitch, int64_t panel, int64_t panel_step) {
   const AxisLayout &axis_d = layout.axis[0], &axis_h = layout.axis[1], &axis_w = layout.axis[2];
   const bool channels_last = std::abs(axis_w.step * source.stride[2]) >= std::abs(source.channel_stride);
   int64_t row = 0;  // index of the row in the box
+  // All panels of a row one after the other: what lies side by side in memory is read together.
+  const auto pack = [&](Matrix matrix) {
+    T* to = dst + place<T>(arrange, row * layout.pitch, pitch);
+    for (int64_t c = 0; c < source.channels_padded; c += panel, to += panel_step) {
+      matrix.channels = std::clamp(source.channels - c, int64_t(0), panel);
+      matrix.channels_padded = std::min(panel, source.channels_padded - c);
+      packer(matrix, arrange, to, pitch);
+      matrix.data += panel * source.channel_stride;
+    }
+  };
   for (const AxisRun& run_w : axis_w.runs) {
     const int64_t start_w = o0[2] * axis_w.step + run_w.start;
     const Range valid = landing(0, run_w.length, axis_w.step, start_w, source.size[2]);
@@ -115,7 +125,7 @@ void pack_rows(const Packer<T>& packer, const Source& source, const BoxLayout& l
           const Matrix matrix{source.data + at, source.stride[2], source.channel_stride, rows * layout.pitch,
                               inside.first * layout.pitch, inside.last * layout.pitch, source.channels,
                               source.channels_padded};
-          packer(matrix, arrange, dst + place<T>(arrange, row * layout.pitch, pitch), pitch);
+          pack(matrix);
           row += rows;
           continue;
         }
@@ -132,7 +142,7 @@ void pack_rows(const Packer<T>& packer, const Source& source, const BoxLayout& l
             }
             if (inside && channels_last && h + axis_h.step < source.size[1])
               fetch_row(matrix, axis_h.step * source.stride[1]);
-            packer(matrix, arrange, dst + place<T>(arrange, row * layout.pitch, pitch), pitch);
+            pack(matrix);
           }
       }
   }
@@ -142,30 +152,31 @@ void pack_rows(const Packer<T>& packer, const Source& source, const BoxLayout& l
 
 template <typename T>
 void pack_box(const Packer<T>& packer, const Source& source, const BoxLayout& layout, const int64_t (&o0)[3],
-              Arrange arrange, T* dst, int64_t pitch) {
+              Arrange arrange, T* dst, int64_t pitch, int64_t panel, int64_t panel_step) {
+  panel = std::min(panel, source.channels_padded);
   if (std::abs(layout.axis[2].step * source.stride[2]) >= std::abs(source.channel_stride))
-    return pack_rows(packer, source, layout, o0, arrange, dst, pitch);
+    return pack_rows(packer, source, layout, o0, arrange, dst, pitch, panel, panel_step);
   // Channels first: a few channels through all rows, so that memory is read in long runs.
-  const bool transposed = arrange == Arrange::by_position || arrange == Arrange::position_pairs;
-  const int64_t few = transposed ? 16 * Packed<T>::pair : 2 * Packed<T>::pair;
+  const int64_t few = std::min(panel, 16 * int64_t(Packed<T>::pair));
   for (int64_t c = 0; c < source.channels_padded; c += few) {
     Source part = source;
     part.data += c * source.channel_stride;
     part.channels = std::clamp(source.channels - c, int64_t(0), few);
     part.channels_padded = std::min(few, source.channels_padded - c);
-    const int64_t at = arrange == Arrange::by_position     ? c
-                       : arrange == Arrange::by_channel    ? c * pitch
-                       : arrange == Arrange::channel_pairs ? c / Packed<T>::pair * pitch
-                                                           : c * Packed<T>::pair;
-    pack_rows(packer, part, layout, o0, arrange, dst + at, pitch);
+    const int64_t inside = c % panel;
+    const int64_t at = arrange == Arrange::by_position     ? inside
+                       : arrange == Arrange::by_channel    ? inside * pitch
+                       : arrange == Arrange::channel_pairs ? inside / Packed<T>::pair * pitch
+                                                           : inside * Packed<T>::pair;
+    pack_rows(packer, part, layout, o0, arrange, dst + c / panel * panel_step + at, pitch, few, 0);
   }
 }
 
 template void pack_box(const Packer<float>&, const Source&, const BoxLayout&, const int64_t (&)[3], Arrange, float*,
-                       int64_t);
+                       int64_t, int64_t, int64_t);
 template void pack_box(const Packer<double>&, const Source&, const BoxLayout&, const int64_t (&)[3], Arrange, double*,
-                       int64_t);
+                       int64_t, int64_t, int64_t);
 template void pack_box(const Packer<Bf16>&, const Source&, const BoxLayout&, const int64_t (&)[3], Arrange, Bf16*,
-                       int64_t);
+                       int64_t, int64_t, int64_t);
 
 }  // namespace convgrad

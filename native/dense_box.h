@@ -56,10 +56,11 @@ struct Source {
   int64_t channels, channels_padded;
 };
 
-// Packs the box of the tile that starts at pixel o0; coordinates outside of the tensor become zeros.
+// Packs the box of the tile that starts at pixel o0; coordinates outside of the tensor become zeros. With a `panel`, so
+// many channels at a time go to a box of their own, `panel_step` elements after the one before it.
 template <typename T>
 void pack_box(const Packer<T>& packer, const Source& source, const BoxLayout& layout, const int64_t (&o0)[3],
-              Arrange arrange, T* dst, int64_t pitch);
+              Arrange arrange, T* dst, int64_t pitch, int64_t panel = INT64_MAX, int64_t panel_step = 0);
 
 // Half-open range of tile pixels o in [0, length) whose coordinate (o0 + o)*step + offset lies in [0, size).
 struct Range {

@@ -96,25 +96,15 @@ class TileTask {
     prefetch_.spread(ceil_div(pixels, most) * plan_.panels_block * plan_.channel_blocks * int64_t(plan_.phases.size()));
   }
 
-  // Where no tap meets padding and channels lie as the micro-kernel reads them, there is no packing at all. Not where
-  // pixels lie so far apart that a strip of them would fall into a few sets of the first-level cache.
+  // Where channels lie as the micro-kernel reads them there is no packing at all: strips are cut so that no tap leaves
+  // the tensor. Not where pixels lie so far apart that all of a strip would fall into one set of the first-level cache.
   bool reads_directly(const Source& view) const {
     const int64_t size = sizeof(T), pixel = view.stride[2] * plan_.taps[2].step;
-    if (!plan_.pixels_are_rows || plan_.channel_blocks != 1 || plan_.phases.size() != 1) return false;
-    if (!run_.packer.stored_as_packed() || view.channel_stride != size || pixel <= 0 || pixel % size) return false;
+    if (!plan_.pixels_are_rows || !run_.packer.stored_as_packed()) return false;
+    if (plan_.gemm->near_k > 0 && plan_.tap_total > 1) return false;  // taps of tiles share what is in L1
+    if (view.channel_stride != size || pixel <= 0 || pixel % size || pixel % 4096 == 0) return false;
     if (plan_.reduced != plan_.padded(plan_.reduced) || reinterpret_cast<uintptr_t>(view.data) % size) return false;
-    if (plan_.tap_total > 1 && pixel % 2048 == 0) return false;
-    for (int axis = 0; axis < 3; ++axis) {
-      // All taps of the kernel must be there and land.
-      if (int64_t(plan_.phases[0].axis[axis]->taps.size()) != plan_.problem.geo.kernel[axis]) return false;
-      if (view.stride[axis] % size) return false;
-      const int64_t length = std::min(plan_.tile[axis], plan_.extent[axis] - origin_[axis]);
-      for (int64_t offset : plan_.taps[axis].offset) {
-        const Range pixels = landing(origin_[axis], length, plan_.taps[axis].step, offset, plan_.source_size[axis]);
-        if (pixels.first != 0 || pixels.last != length) return false;
-      }
-    }
-    return true;
+    return view.stride[0] % size == 0 && view.stride[1] % size == 0;
   }
   void read_directly(const Source& view) {
     box_pitch_ = view.stride[2] * plan_.taps[2].step / int64_t(sizeof(T));
@@ -149,27 +139,50 @@ class TileTask {
       length[axis] = std::min(plan_.tile[axis], phase.axis[axis]->count - origin_[axis]);
       if (length[axis] <= 0) return true;
     }
-    cutter_.cut(plan_, phase, origin_, length, rows_touch());
+    cutter_.cut(plan_, phase, origin_, length, rows_touch(), direct_);
     collect_offsets(phase, run_.block_pad(block));
     const bool last_block = block + 1 == plan_.channel_blocks;
     const int64_t first_panel = block_ * plan_.panels_block;
     const int64_t last_panel = std::min(plan_.panels, first_panel + plan_.panels_block);
     bool clean = true;
-    for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-      const int64_t own = plan_.own_panels ? (panel - first_panel) % plan_.own_panels : 0;
-      if (plan_.own_panels && own == 0)
-        pack_panels(run_, group_, block, phase, panel, std::min(plan_.own_panels, last_panel - panel), own_weight_);
-      const T* weight = plan_.own_panels ? own_weight_ + own * run_.panel_step(phase, block)
-                                         : run_.weight + run_.weight_at(group_, block, phase, panel);
-      for (const Strip& strip : cutter_.strips()) {
-        Sum* sums = sums_;
-        if (plan_.channel_blocks > 1) sums += tile_sums_ * (1 + sums_before++);
-        if (last_block) fetch_result(phase, panel, strip, length);
-        multiply(weight, panel, strip, block, careful, sums, phase, length);
-        if (plan_.gemm->near_k == 0) prefetch_.some();
-        if (last_block) clean &= store(phase, panel, strip, length, sums) || careful || cutter_.tap_sets()[strip.taps].whole;
+    // NOTE: a strip is stored after the products of the next one have begun: tiles take their time to come out.
+    const Strip* waiting = nullptr;
+    int64_t waiting_panel = 0, turn = 0;
+    const Sum* waiting_sums = nullptr;
+    const auto store_waiting = [&] {
+      if (waiting)
+        clean &= store(phase, waiting_panel, *waiting, length, waiting_sums) || careful || waiting->whole;
+      waiting = nullptr;
+    };
+    const auto weight_of = [&](int64_t panel) {
+      return plan_.own_panels ? own_weight_ + (panel - first_panel) % plan_.own_panels * run_.panel_step(phase, block)
+                              : run_.weight + run_.weight_at(group_, block, phase, panel);
+    };
+    const auto compute = [&](int64_t panel, const Strip& strip, int64_t next_panel) {
+      Sums sums{sums_ + tile_sums_ * (plan_.channel_blocks > 1 ? sums_before++ : turn++ % 2), plan_.gemm->cols};
+      const bool in_place = result_is_sums(phase, panel, strip, length, sums);
+      line_count_ = 0;
+      if (last_block) fetch_result(phase, panel, strip, length);
+      line_count_ += prefetch_.take(lines_ + line_count_);
+      multiply(weight_of(panel), weight_of(next_panel), panel, strip, block, careful, sums, phase, length);
+      store_waiting();
+      if (!last_block || in_place) return;
+      waiting = &strip;
+      waiting_panel = panel;
+      waiting_sums = sums.data;
+    };
+    if (plan_.strips_outside) {
+      for (const Strip& strip : cutter_.strips())
+        for (int64_t panel = first_panel; panel < last_panel; ++panel)
+          compute(panel, strip, panel + 1 < last_panel ? panel + 1 : first_panel);
+    } else {
+      for (int64_t panel = first_panel; panel < last_panel; ++panel) {
+        if (plan_.own_panels && (panel - first_panel) % plan_.own_panels == 0)
+          pack_panels(run_, group_, block, phase, panel, std::min(plan_.own_panels, last_panel - panel), own_weight_);
+        for (const Strip& strip : cutter_.strips()) compute(panel, strip, panel);
       }
     }
+    store_waiting();
     return clean;
   }
 
@@ -200,64 +213,95 @@ class TileTask {
     }
   }
 
-  void multiply(const T* weight, int64_t panel, const Strip& strip, int64_t block, bool careful, Sum* sums,
-                const Phase& phase, const int64_t (&length)[3]) {
+  // Where a tile of sums lies.
+  struct Sums {
+    Sum* data;
+    int64_t pitch;  // elements from one row to the next
+  };
+
+  // Sums that need no rounding, no check for NaN and no other order are made where the result lies.
+  bool result_is_sums(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3],
+                      Sums& sums) const {
     const Gemm& gemm = *plan_.gemm;
-    const Offsets& taps = offsets_[strip.taps];
+    const int64_t size = sizeof(Sum), pixel = phase.axis[2]->stride * run_.result.stride[axis_w];
+    const int64_t channels = std::min(plan_.panel, plan_.results - panel * plan_.panel);
+    if (!direct_ || !strip.whole || plan_.channel_blocks > 1 || run_.result.stride[axis_c] != size) return false;
+    if (plan_.problem.out_dtype != (size == 8 ? Dtype::f64 : Dtype::f32) || pixel % size) return false;
+    if (channels != gemm.cols && !(gemm.run_half && channels == gemm.cols / 2)) return false;
+    const int64_t column = strip.position % plan_.box.pitch;
+    if (column + strip.count > length[2]) return false;  // of several rows
+    each_row(phase, panel, strip, length, [&](int64_t, int64_t, char* dst) {
+      sums = {reinterpret_cast<Sum*>(dst), pixel / size};
+    });
+    return true;
+  }
+
+  // `next_weight`: what the call after this one will probably multiply with.
+  void multiply(const T* weight, const T* next_weight, int64_t panel, const Strip& strip, int64_t block, bool careful,
+                const Sums& sums, const Phase& phase, const int64_t (&length)[3]) {
+    const Gemm& gemm = *plan_.gemm;
     const int64_t pad = run_.block_pad(block), channels = std::min(plan_.panel, plan_.results - panel * plan_.panel);
     GemmCall call;
     const char* box = reinterpret_cast<const char*>(box_);
     if (plan_.pixels_are_rows) {
       call.a = box + strip_at(strip);
       call.lda = box_pitch_ * int64_t(sizeof(T));
-      call.a_offset = taps.box.data();
       call.b = reinterpret_cast<const char*>(weight);
+      call.next_b = reinterpret_cast<const char*>(next_weight);
       call.ldb = plan_.panel * Packed<T>::pair * int64_t(sizeof(T));
-      call.b_offset = taps.weight.data();
-      call.rows = int(strip.count);
       call.a_plane = plan_.box_plane;
       call.b_plane = plan_.weight_plane;
       if (plan_.taps_inside()) call.b_step = phase.tap_count * run_.tap_step(pad) * int64_t(sizeof(T));
     } else {
       call.a = reinterpret_cast<const char*>(weight);
       call.lda = run_.weight_pad(pad) * int64_t(sizeof(T));
-      call.a_offset = taps.weight.data();
       call.b = box + strip.position * Packed<T>::pair * int64_t(sizeof(T));
       call.ldb = box_pitch_ * int64_t(sizeof(T));
-      call.b_offset = taps.box.data();
       call.rows = int(channels);
       call.a_plane = plan_.weight_plane;
       call.b_plane = plan_.box_plane;
     }
     const int64_t columns = plan_.pixels_are_rows ? channels : strip.count;
     const auto kernel = gemm.run_half && columns <= gemm.cols / 2 ? gemm.run_half : gemm.run;
-    call.c = reinterpret_cast<char*>(sums);
-    call.ldc = gemm.cols;
+    call.ldc = sums.pitch;
     call.k = pad;
     call.accumulate = block > 0;
-    call.batch = int64_t(taps.box.size());
-    const char* lines[Prefetch::most_taken];
-    if (gemm.near_k > 0) {
-      call.fetch = lines;
-      call.fetch_count = prefetch_.take(lines);
+    call.fetch = lines_;
+    call.fetch_count = line_count_;
+    const char* strip_a = call.a;
+    for (size_t i = 0; i < strip.pieces; ++i, call.accumulate = true) {
+      const Piece& piece = cutter_.pieces()[strip.piece + i];
+      const Offsets& taps = offsets_[piece.taps];
+      call.a_offset = plan_.pixels_are_rows ? taps.box.data() : taps.weight.data();
+      call.b_offset = plan_.pixels_are_rows ? taps.weight.data() : taps.box.data();
+      call.batch = int64_t(taps.box.size());
+      call.c = reinterpret_cast<char*>(sums.data + piece.first * sums.pitch);
+      if (plan_.pixels_are_rows) {
+        call.a = strip_a + piece.first * call.lda;
+        call.rows = int(piece.count);
+      }
+      if (careful && !strip.whole) {
+        multiply_carefully(call, kernel, strip, piece.taps, block, sums.data, phase, length);
+      } else {
+        kernel(call);
+        if (call.batch > 0) call.fetch_count = 0;
+      }
     }
-    if (!careful) return kernel(call);
-    multiply_carefully(call, kernel, strip, block, sums, phase, length);
   }
 
   // One tap at a time, adding only the pixels for which it lands: a zero that stands for padding never meets a weight.
-  void multiply_carefully(GemmCall call, void (*kernel)(const GemmCall&), const Strip& strip, int64_t block, Sum* sums,
-                          const Phase& phase, const int64_t (&length)[3]) {
+  void multiply_carefully(GemmCall call, void (*kernel)(const GemmCall&), const Strip& strip, size_t tap_set,
+                          int64_t block, Sum* sums, const Phase& phase, const int64_t (&length)[3]) {
     const Gemm& gemm = *plan_.gemm;
     const int64_t plane = plan_.box.height * plan_.box.pitch, start = strip.position % plane, count = strip.count;
-    const TapSet& taps = cutter_.tap_sets()[strip.taps];
+    const TapSet& taps = cutter_.tap_sets()[tap_set];
     std::vector<Sum> part(size_t(gemm.max_rows * gemm.cols));
     if (block == 0) std::fill(sums, sums + tile_sums_, Sum(0));
     call.c = reinterpret_cast<char*>(part.data());
     call.accumulate = false;
     call.batch = 1;
     int tap[3] = {taps.first[0], taps.first[1], taps.first[2]};
-    for (size_t n = 0; n < offsets_[strip.taps].box.size(); ++n) {
+    for (size_t n = 0; n < offsets_[tap_set].box.size(); ++n) {
       for (int64_t i = 0; i < count; ++i) {
         const int64_t pixel[3] = {strip.depth, (start + i) / plan_.box.pitch, (start + i) % plan_.box.pitch};
         bool lands = true;
@@ -319,23 +363,20 @@ class TileTask {
   }
 
   // Where a strip's results will be stored comes into the cache while they are being computed.
-  void fetch_result(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3]) const {
+  void fetch_result(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3]) {
     const int64_t channels = std::min(plan_.panel, plan_.results - panel * plan_.panel);
     const int64_t channel_stride = run_.result.stride[axis_c], size = size_of(plan_.problem.out_dtype);
     const int64_t pixel_stride = phase.axis[2]->stride * run_.result.stride[axis_w];
     each_row(phase, panel, strip, length, [&](int64_t, int64_t count, char* dst) {
       if (channel_stride == size) {
-        fetch_lines(dst, count, pixel_stride, channels * size);
+        fetch_rows(dst, count, pixel_stride, channels * size);
       } else if (pixel_stride > 0 && pixel_stride <= 64) {
-        fetch_lines(dst, channels, channel_stride, count * pixel_stride);
+        fetch_rows(dst, channels, channel_stride, count * pixel_stride);
       }
     });
   }
-  static void fetch_lines(const char* at, int64_t lines, int64_t stride, int64_t bytes) {
-    for (int64_t line = 0; line < lines; ++line, at += stride) {
-      for (int64_t byte = 0; byte < bytes; byte += 64) fetch_to_write(at + byte);
-      fetch_to_write(at + bytes - 1);  // of a line that does not start with a cache line
-    }
+  void fetch_rows(const char* row, int64_t rows, int64_t stride, int64_t bytes) {
+    line_count_ += lines_to_write(row, rows, stride, bytes, lines_ + line_count_, most_result_lines - line_count_);
   }
 
   const Run<T>& run_;
@@ -347,6 +388,9 @@ class TileTask {
   T *own_box_, *own_weight_;
   const T* box_ = nullptr;  // own_box_, or the tensor itself
   Prefetch prefetch_;
+  static constexpr int64_t most_result_lines = 512;
+  const char* lines_[most_result_lines + Prefetch::most_taken];  // to be fetched during the next call
+  int64_t line_count_ = 0;
   Sum* sums_;
   struct Offsets {
     std::vector<int64_t> box, weight;

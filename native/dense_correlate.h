@@ -37,8 +37,8 @@ struct Correlation {
   AxisTaps taps[3];
   std::vector<AxisPhase> axis_phases[3];
   std::vector<Phase> phases;
-  bool zeros_first = false;   // some result pixels belong to no phase
-  int64_t extent[3] = {};  // pixels of the largest phase per axis
+  bool zeros_first = false;  // some result pixels belong to no phase
+  int64_t extent[3] = {};    // pixels of the largest phase per axis
   int64_t tap_total = 0;
 
   // The blocking.
@@ -47,9 +47,11 @@ struct Correlation {
   int64_t tile[3] = {}, tiles[3] = {};
   BoxLayout box;
   int64_t channel_block = 0, channel_blocks = 0, channel_pad = 0;  // of the summed channels
-  int64_t panel = 0, panels = 0, panels_block = 0, blocks = 0;         // of the result channels
+  int64_t panel = 0, panels = 0, panels_block = 0, blocks = 0;     // of the result channels
   // A panel is used by one task only, which packs so many of them at a time for itself: they never leave the cache.
   int64_t own_panels = 0;
+  // All panels of a task stay in L2: a strip of pixels meets one after the other while it is in L1.
+  bool strips_outside = false;
   int64_t weight_bytes = 0, box_bytes = 0, sums_bytes = 0, slot_bytes = 0;  // none where no tap lands
   int64_t weight_plane = 0, box_plane = 0;  // bytes of one part of the packed weight, of the box
 

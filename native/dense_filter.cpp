@@ -48,8 +48,9 @@ struct Panels {
     int64_t few = channel_stride == size ? 256 / size : 16;
     if (run.plan.taps_inside()) few = run.plan.gemm->k_multiple;
     auto part = [&](int64_t c, size_t tap, int64_t result, int64_t count) {
-      return Matrix{data + c * channel_stride + taps[tap] + result * result_stride, result_stride, channel_stride, width,
-                    0, count, std::clamp(channels - c, int64_t(0), few), std::min(few, pad - c)};
+      const char* first = data + c * channel_stride + taps[tap] + result * result_stride;
+      return Matrix{first, result_stride, channel_stride, width, 0, count, std::clamp(channels - c, int64_t(0), few),
+                    std::min(few, pad - c)};
     };
     for (int64_t c = 0; c < pad; c += few) {
       T* to = dst + channel_at(c);
@@ -80,7 +81,8 @@ struct Panels {
   static void fetch(const Matrix& next, int64_t size) {
     const bool by_results = next.channel_stride == size;
     if (!by_results && next.position_stride != size) return;
-    const int64_t lines = by_results ? next.last : next.channels, bytes = (by_results ? next.channels : next.last) * size;
+    const int64_t lines = by_results ? next.last : next.channels;
+    const int64_t bytes = (by_results ? next.channels : next.last) * size;
     const char* line = next.data;
     for (int64_t i = 0; i < lines; ++i, line += by_results ? next.position_stride : next.channel_stride)
       fetch_line(line, bytes);
@@ -178,7 +180,7 @@ struct Panels {
           for (int part = 0; part < run.plan.gemm->parts; ++part) {
             T* elements = line + part * pair * room;
             uint32_t* row = words[part] + j * length;
-            std::fill(elements + inner * all_taps, elements + pair * length, T{});  // of a pair without a second channel
+            std::fill(elements + inner * all_taps, elements + pair * length, T{});  // a pair without second channel
             if constexpr (pair == 1) {
               std::memcpy(row, elements, size_t(length) * 4);
             } else {
@@ -222,8 +224,8 @@ struct Panels {
 }  // namespace
 
 template <typename T>
-Magnitudes pack_panels(const Run<T>& run, int64_t group, int64_t block, const Phase& phase, int64_t first, int64_t count,
-                       T* dst) {
+Magnitudes pack_panels(const Run<T>& run, int64_t group, int64_t block, const Phase& phase, int64_t first,
+                       int64_t count, T* dst) {
   const Correlation& plan = run.plan;
   const Geometry& geo = plan.problem.geo;
   const Tensor& w = run.arguments.w;

@@ -111,22 +111,45 @@ void Packer<T>::pack_pairs(const Lines& lines, T* dst, int64_t pitch) const {
   if constexpr (Packed<T>::pair == 1) {
     pack_same(lines, dst, pitch);
   } else {
+    if (lines.line_first >= lines.line_last) {  // padding only
+      for (int part = 0; part < parts_; ++part)
+        for (int64_t line = 0; line < lines.lines; line += 2)
+          fill_zero(dst + part * plane_ + line / 2 * pitch, 2 * lines.length);
+      return;
+    }
     // Pairs of dense lines of bf16 go straight to their places.
     const Whole whole = whole_pairs(lines);
     if (whole.first < whole.last)
       isa_.pair16(lines.data + whole.first * lines.line_stride, lines.line_stride, (whole.last - whole.first) / 2,
                   lines.length, reinterpret_cast<uint16_t*>(dst + whole.first / 2 * pitch), pitch);
     alignas(64) T block[most_parts<T>][2][block_length];
-    for (int64_t line = 0; line < lines.lines; line += 2)
+    for (int64_t line = 0; line < lines.lines; line += 2) {
+      if (line >= whole.first && line < whole.last) continue;
+      if (whole.first < whole.last && lines.length <= block_length) {  // beside padding
+        pack_edge(lines, line, dst + line / 2 * pitch);
+        continue;
+      }
       for (int64_t i = 0; i < lines.length; i += block_length) {
-        if (line >= whole.first && line < whole.last) break;
         const int64_t n = std::min(block_length, lines.length - i);
         read_block(lines, line, 2, i, n, block[0][0], block_length, 2 * block_length);
         for (int part = 0; part < parts_; ++part)
           isa_.gemm->interleave16(&block[part][0][0].bits, &block[part][1][0].bits, n,
                                   &dst[part * plane_ + line / 2 * pitch + 2 * i].bits);
       }
+    }
   }
+}
+
+// A pair of dense lines of bf16 of which one at most lies in the array.
+template <typename T>
+void Packer<T>::pack_edge(const Lines& lines, int64_t line, T* dst) const {
+  alignas(64) static const uint16_t zeros[block_length] = {};
+  const auto at = [&](int64_t i) {
+    return i >= lines.line_first && i < lines.line_last ? lines.data + i * lines.line_stride
+                                                        : reinterpret_cast<const char*>(zeros);
+  };
+  const int64_t distance = int64_t(reinterpret_cast<uintptr_t>(at(line + 1)) - reinterpret_cast<uintptr_t>(at(line)));
+  isa_.pair16(at(line), distance, 1, lines.length, reinterpret_cast<uint16_t*>(dst), 0);
 }
 
 // Lines of elements that need no conversion are transposed by 32-bit words straight from where they lie.

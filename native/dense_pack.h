@@ -39,8 +39,8 @@ enum class Arrange {
   position_pairs,  // (p/pair)*pitch + c*pair + p%pair
 };
 
-// Whether sums of products of bf16 parts are as good as those of f32: all finite, no sum overflows half-way, no part and
-// no product of parts is so small that it would count as zero. NOTE: exponents are biased, 2^-100 is 27.
+// Whether sums of products of bf16 parts are as good as those of f32: all finite, no sum overflows half-way, no part
+// and no product of parts is so small that it would count as zero. NOTE: exponents are biased, 2^-100 is 27.
 inline bool parts_suffice(const Magnitudes& a, const Magnitudes& b) {
   const uint32_t low_a = a.smallest >> 23, low_b = b.smallest >> 23, high_a = a.largest >> 23, high_b = b.largest >> 23;
   return low_a >= 27 && low_b >= 27 && low_a + low_b >= 2 * 127 - 100 && high_a < 255 && high_b < 255 &&
@@ -90,6 +90,7 @@ class Packer {
   void transpose_words(const Lines& lines, uint32_t* dst, int64_t pitch) const;
   void pack_same(const Lines& lines, T* dst, int64_t pitch) const;
   void pack_pairs(const Lines& lines, T* dst, int64_t pitch) const;
+  void pack_edge(const Lines& lines, int64_t line, T* dst) const;
   void pack_transposed(const Lines& lines, T* dst, int64_t pitch) const;
   void pack_pairs_transposed(const Lines& lines, T* dst, int64_t pitch) const;
 

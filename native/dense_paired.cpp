@@ -43,7 +43,9 @@ class PairedTask {
 
   // False if the sums cannot be used.
   bool work() {
-    std::memset(sums_, 0, size_t(plan_.sums_bytes));
+    // The first products of a tile need no sums to add to; but slices are added whole, with what no product reaches.
+    const bool ragged = plan_.slices > 1 && (out_count_ < plan_.out_block || in_count_ < plan_.columns());
+    if (ragged) std::memset(sums_, 0, size_t(plan_.sums_bytes));
     const int64_t first = plan_.chunks * slice_ / plan_.slices, last = plan_.chunks * (slice_ + 1) / plan_.slices;
     for (int64_t chunk = first; chunk < last; ++chunk) {
       place_chunk(std::min(chunk + 1, last - 1));
@@ -52,16 +54,15 @@ class PairedTask {
       pack_dy();
       pack_box_copies();
       if (plan_.gemm->parts > 1 && !parts_suffice(dy_packer_.met(), box_packer_.met())) return false;
-      multiply();
+      multiply(chunk == first && !ragged);
     }
-    if (!clean()) return false;
-    if (plan_.slices == 1) store(sums_);
+    if (plan_.slices == 1 && !store(sums_)) return false;
     if ((plan_.problem.wrt & wrt_bias) && in_first_ == 0) sum_bias(first, last);
     return true;
   }
 
-  // Sums [tap][k][c] to the result by its strides.
-  void store(const float* sums) const {
+  // Sums [tap][k][c] to the result by its strides; false if one is NaN.
+  bool store(const float* sums) const {
     const Tensor& w = arguments_.w;
     const Store<Bf16> encode(*plan_.problem.isa, plan_.problem.out_dtype);
     const int64_t columns = plan_.columns(), taps = geo_.taps(), tap_sums = plan_.out_block * columns;
@@ -73,18 +74,22 @@ class PairedTask {
     const int64_t step = taps > 1 ? tap_at(1) : 0;
     bool lines_of_taps = taps > 1 && w.stride[axis_i] == taps * step;  // OIDHW: the taps of a channel are neighbours
     for (int64_t tap = 0; tap < taps; ++tap) lines_of_taps &= tap_at(tap) == tap * step;
+    bool clean = true;
     if (!lines_of_taps) {
-      for (int64_t tap = 0; tap < taps; ++tap)
-        encode(sums + tap * tap_sums, columns, out_count_, in_count_, base + tap_at(tap), w.stride[axis_o],
-               w.stride[axis_i]);
-      return;
+      for (int64_t tap = 0; tap < taps; ++tap) {
+        fetch_result(base + tap_at(std::min(tap + 1, taps - 1)));
+        clean &= encode(sums + tap * tap_sums, columns, out_count_, in_count_, base + tap_at(tap), w.stride[axis_o],
+                        w.stride[axis_i]);
+      }
+      return clean;
     }
     std::vector<float> line(size_t(taps * in_count_));
     for (int64_t k = 0; k < out_count_; ++k) {
       plan_.problem.isa->gemm->transpose32(reinterpret_cast<const uint32_t*>(sums + k * columns), tap_sums, taps,
                                            in_count_, reinterpret_cast<uint32_t*>(line.data()), taps);
-      encode(line.data(), taps * in_count_, 1, taps * in_count_, base + k * w.stride[axis_o], 0, step);
+      clean &= encode(line.data(), taps * in_count_, 1, taps * in_count_, base + k * w.stride[axis_o], 0, step);
     }
+    return clean;
   }
 
  private:
@@ -167,14 +172,12 @@ class PairedTask {
   void pack_box_copies() {
     const Tensor& x = arguments_.x;
     const int64_t cols = plan_.gemm->cols, positions = plan_.box.positions(), panel = images_ * positions * cols;
-    for (int64_t i = 0; i < images_; ++i)
-      for (int64_t c = 0; c < in_count_; c += cols) {
-        const Source source{x_image(i) + c * x.stride[axis_c], x.stride[axis_c],
-                            {x.stride[axis_d], x.stride[axis_h], x.stride[axis_w]},
-                            {geo_.in[0], geo_.in[1], geo_.in[2]}, std::min(cols, in_count_ - c), cols};
-        pack_box(box_packer_, source, plan_.box, origin_, Arrange::position_pairs,
-                 box_ + c / cols * panel + i * positions * cols, cols * pair);
-      }
+    for (int64_t i = 0; i < images_; ++i) {
+      const Source source{x_image(i), x.stride[axis_c], {x.stride[axis_d], x.stride[axis_h], x.stride[axis_w]},
+                          {geo_.in[0], geo_.in[1], geo_.in[2]}, in_count_, round_up(in_count_, cols)};
+      pack_box(box_packer_, source, plan_.box, origin_, Arrange::position_pairs, box_ + i * positions * cols,
+               cols * pair, cols, panel);
+    }
     const int64_t used = ceil_div(in_count_, cols) * panel;
     for (int part = 0; part < plan_.gemm->parts; ++part) {
       Bf16* first = box_ + part * plan_.box_plane / size;
@@ -187,7 +190,8 @@ class PairedTask {
     }
   }
 
-  void multiply() {
+  // `fresh`: there are no sums yet.
+  void multiply(bool fresh) {
     const Gemm& gemm = *plan_.gemm;
     const int64_t cols = gemm.cols, columns = plan_.columns(), near = gemm.near_k;
     const int64_t panel = images_ * plan_.box.positions() * cols, word = cols * size;  // bytes of a position of B
@@ -196,10 +200,10 @@ class PairedTask {
     call.lda = plan_.dy_pitch * size;
     call.ldb = cols * pair * size;
     call.ldc = columns;
-    call.accumulate = true;
+    call.far = false;
     call.a_plane = plan_.dy_plane;
     call.b_plane = plan_.box_plane;
-    const int64_t piece = std::min(plan_.entry, near), joined = std::max<int64_t>(1, near / plan_.entry);
+    const int64_t piece = plan_.piece(), joined = std::max<int64_t>(1, near / plan_.entry);
     const int64_t count = plan_.entries(images_, length_[0], length_[1]);
     const char* lines[Prefetch::most_taken];
     call.fetch = lines;
@@ -211,7 +215,6 @@ class PairedTask {
             call.rows = int(std::min<int64_t>(gemm.max_rows, out_count_ - m));
             call.k = std::min(piece, plan_.entry - from);
             call.a = reinterpret_cast<const char*>(dy_ + m * plan_.dy_pitch + from);
-            call.far = true;
             const auto sums_of = [&](const TapPlace& place) {
               return reinterpret_cast<char*>(sums_ + (place.index * plan_.out_block + m) * columns + n);
             };
@@ -219,16 +222,20 @@ class PairedTask {
               const Entries& entries = entries_[taps_[i].entries];
               const auto begin = std::lower_bound(entries.index.begin(), entries.index.end(), first);
               const auto end = std::lower_bound(begin, entries.index.end(), first + joined);
-              if (begin == end) continue;
+              call.c = sums_of(taps_[i]);
+              call.accumulate = !fresh || first > 0 || from > 0;
+              if (begin == end) {
+                for (int row = 0; row < call.rows && !call.accumulate; ++row)
+                  std::memset(call.c + row * columns * 4, 0, size_t(cols) * 4);
+                continue;
+              }
               call.batch = end - begin;
               call.a_offset = entries.a_offset.data() + (begin - entries.index.begin());
               call.b_offset = entries.b_offset.data() + (begin - entries.index.begin());
               call.b = reinterpret_cast<const char*>(box_ + n / cols * panel) + taps_[i].in_box + from * word;
-              call.c = sums_of(taps_[i]);
               call.next_c = i + 1 < taps_.size() ? sums_of(taps_[i + 1]) : nullptr;
               call.fetch_count = prefetch_.take(lines);
               kernel(call);
-              call.far = false;
             }
           }
         }
@@ -272,12 +279,13 @@ class PairedTask {
     return landing(origin_[axis], length_[axis], geo_.stride[axis], plan_.offsets[axis][size_t(tap)], geo_.in[axis]);
   }
 
-  bool clean() const {
-    const int64_t columns = plan_.columns();
-    for (int64_t tap = 0; tap < geo_.taps(); ++tap)
-      for (int64_t k = 0; k < out_count_; ++k)
-        if (plan_.problem.isa->gemm->any_nan(sums_ + (tap * plan_.out_block + k) * columns, in_count_)) return false;
-    return true;
+  // Where the block's results of one tap will be stored comes into the cache, if channels are neighbours there.
+  void fetch_result(const char* tap) const {
+    const Tensor& w = arguments_.w;
+    const int64_t element = size_of(plan_.problem.out_dtype), bytes = in_count_ * element;
+    if (w.stride[axis_i] != element) return;
+    for (int64_t k = 0; k < out_count_; ++k, tap += w.stride[axis_o])
+      for (int64_t byte = 0; byte < bytes; byte += 64) fetch_to_write(tap + byte);
   }
 
   void sum_bias(int64_t first, int64_t last) {
@@ -338,8 +346,9 @@ bool run_paired_gradient(const PairedGradient& plan, const Arguments& arguments)
     });
     parallel_for(plan.blocks(), arguments.threads, [&](int64_t block, int slot) {
       const PairedTask task(plan, arguments, packer, block * plan.slices, slot);
-      task.store(task.partial(0));
+      if (!task.store(task.partial(0))) unusable.store(true, std::memory_order_relaxed);
     });
+    if (unusable) return false;
   }
   if (plan.problem.wrt & wrt_bias) {
     const int64_t channels = plan.problem.geo.K;

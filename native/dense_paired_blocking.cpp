@@ -15,7 +15,7 @@ constexpr int64_t tasks_wanted = 16;
 
 // Cycles on a processor with AMX: one step of 2 x 2 tiles, a call with its sums, an element of dy and of x packed, a
 // row started, an element of sums added to another slice's.
-constexpr double step_cycles = 75, call_cycles = 170, dy_cycles = 0.35, x_cycles = 0.3, shift_cycles = 0.1;
+constexpr double step_cycles = 68, call_cycles = 150, dy_cycles = 0.45, x_cycles = 0.45, shift_cycles = 0.12;
 constexpr double row_cycles = 60, slice_cycles = 0.5;
 
 // Even blocks of channels in whole tiles.
@@ -37,53 +37,67 @@ PairedGradient::PairedGradient(const Problem& asked, const Gemm* kernel) : probl
       offsets[axis].push_back(k * problem.geo.dilation[axis] - problem.geo.pad[axis]);
 }
 
-double PairedGradient::choose_blocking(int64_t limit) {
+// What follows from a tile, blocks of channels and slices; false if it does not fit in `limit` bytes.
+bool PairedGradient::lay_out(int64_t limit) {
+  const Geometry& geo = problem.geo;
+  const int64_t h = tile[1], w = tile[2], k = gemm->k_multiple;
+  const int64_t by_rows = h * round_up(w, k), by_plane = round_up(h * box.pitch, k);
+  joined_rows = by_plane < by_rows;
+  row_pitch = joined_rows ? box.pitch : round_up(w, k);
+  entry = joined_rows ? by_plane : row_pitch;
+  dy_pitch = convgrad::row_pitch(entries(images, tile[0], h) * entry, 2);
+  // A call may read past the box by the gap behind a row or plane; the taps' distances are inside of it.
+  copy_elements = (images * box.positions() + 2 * (k + box.pitch)) * columns();
+  in_blocks = ceil_div(geo.group_in(), in_block);
+  out_blocks = ceil_div(geo.group_out(), out_block);
+  dy_plane = round_up(out_block * dy_pitch * 2 + 64, 64);
+  box_plane = round_up(copies * copy_elements * 2, 64);
+  sums_bytes = round_up(geo.taps() * out_block * columns() * 4, 64);
+  chunks = ceil_div(geo.N, images);
+  for (int axis = 0; axis < 3; ++axis) {
+    tiles[axis] = ceil_div(geo.out[axis], tile[axis]);
+    chunks *= tiles[axis];
+  }
+  if (slices == 0) {
+    slices = std::clamp(ceil_div(tasks_wanted, blocks()), int64_t(1), chunks);
+    while (slices > 1 && blocks() * slices * sums_bytes > std::min(partial_budget, limit / 2)) slices /= 2;
+  }
+  partial_bytes = slices > 1 ? blocks() * slices * sums_bytes : 0;
+  bias_bytes = problem.wrt & wrt_bias ? round_up(slices * geo.K * 8, 64) : 0;
+  slot_bytes = gemm->parts * (dy_plane + box_plane) + (slices > 1 ? 0 : sums_bytes);
+  return partial_bytes + bias_bytes + slot_bytes <= limit;
+}
+
+// Estimated cycles of all cores together when so many of them share the tasks.
+double PairedGradient::cycles(double cores) const {
   const Geometry& geo = problem.geo;
   const double products = gemm->parts == 1 ? 1 : gemm->parts == 2 ? 4 : 6, taps = double(geo.taps());
+  const int64_t entry_count = entries(images, tile[0], tile[1]), positions = images * box.positions();
+  const double steps = double(entry_count * entry / gemm->k_multiple);
+  const int64_t joined = std::max<int64_t>(1, gemm->near_k / entry);
+  const double calls = double(ceil_div(entry, piece()) * ceil_div(entry_count, joined));
+  const double tile_pairs = double(round_up(out_block, 16)) / 32 * double(round_up(in_block, 16)) / 32;
+  double chunk = taps * tile_pairs * (steps * step_cycles * products + calls * call_cycles);
+  chunk += gemm->parts * double(entry_count * entry * out_block) * dy_cycles;
+  chunk += gemm->parts * double(positions * columns()) * (x_cycles + double(copies - 1) * shift_cycles);
+  chunk += row_cycles * double(positions / box.pitch + images * tile[0] * tile[1]);
+  const int64_t kept = gemm->parts * (dy_plane + box_plane) + sums_bytes;
+  if (kept > near_bytes) chunk *= 1 + 0.3 * double(kept - near_bytes) / double(near_bytes);
+  const double tasks = double(blocks() * slices), uneven = std::ceil(tasks / cores) * cores / tasks;
+  return (chunk * double(blocks() * chunks) + slice_cycles * double(partial_bytes / 4)) * (0.75 + 0.25 * uneven);
+}
+
+double PairedGradient::choose_blocking(int64_t limit) {
+  const Geometry& geo = problem.geo;
   const std::vector<int64_t> ins = channel_blocks(geo.group_in()), outs = channel_blocks(geo.group_out());
   double best = -1;
-
-  // What follows from a tile and blocks of channels; keeps it if it is the best so far.
-  auto consider = [&](PairedGradient& p) {
-    const int64_t d = p.tile[0], h = p.tile[1], w = p.tile[2], k = gemm->k_multiple;
-    const int64_t by_rows = h * round_up(w, k), by_plane = round_up(h * p.box.pitch, k);
-    p.joined_rows = by_plane < by_rows;
-    p.row_pitch = p.joined_rows ? p.box.pitch : round_up(w, k);
-    p.entry = p.joined_rows ? by_plane : p.row_pitch;
-    const int64_t entry_count = p.entries(p.images, d, h), positions = p.images * p.box.positions();
-    p.dy_pitch = convgrad::row_pitch(entry_count * p.entry, 2);
-    // A call may read past the box by the gap behind a row or plane; the taps' distances are inside of it.
-    p.copy_elements = (positions + 2 * (k + p.box.pitch)) * p.columns();
-    p.in_blocks = ceil_div(geo.group_in(), p.in_block);
-    p.out_blocks = ceil_div(geo.group_out(), p.out_block);
-    p.dy_plane = round_up(p.out_block * p.dy_pitch * 2 + 64, 64);
-    p.box_plane = round_up(p.copies * p.copy_elements * 2, 64);
-    p.sums_bytes = round_up(geo.taps() * p.out_block * p.columns() * 4, 64);
-    p.chunks = ceil_div(geo.N, p.images) * ceil_div(geo.out[0], d) * ceil_div(geo.out[1], h) * ceil_div(geo.out[2], w);
-    p.slices = std::clamp(ceil_div(tasks_wanted, p.blocks()), int64_t(1), p.chunks);
-    while (p.slices > 1 && p.blocks() * p.slices * p.sums_bytes > std::min(partial_budget, limit / 2)) p.slices /= 2;
-    p.partial_bytes = p.slices > 1 ? p.blocks() * p.slices * p.sums_bytes : 0;
-    p.bias_bytes = problem.wrt & wrt_bias ? round_up(p.slices * geo.K * 8, 64) : 0;
-    const int64_t operands = gemm->parts * (p.dy_plane + p.box_plane);
-    p.slot_bytes = operands + (p.slices > 1 ? 0 : p.sums_bytes);
-    if (p.partial_bytes + p.bias_bytes + p.slot_bytes > limit) return;
-
-    const double steps = double(entry_count * p.entry / k);
-    const int64_t piece = std::min<int64_t>(p.entry, gemm->near_k);
-    const int64_t joined = std::max<int64_t>(1, gemm->near_k / p.entry);
-    const double calls = double(ceil_div(p.entry, piece) * ceil_div(entry_count, joined));
-    const double tile_pairs = double(round_up(p.out_block, 16)) / 32 * double(round_up(p.in_block, 16)) / 32;
-    double chunk = taps * tile_pairs * (steps * step_cycles * products + calls * call_cycles);
-    chunk += gemm->parts * double(entry_count * p.entry * p.out_block) * dy_cycles;
-    chunk += gemm->parts * double(positions * p.columns()) * (x_cycles + (p.copies - 1) * shift_cycles);
-    chunk += row_cycles * double(positions / p.box.pitch + p.images * d * h);
-    const int64_t kept = operands + p.sums_bytes;
-    if (kept > near_bytes) chunk *= 1 + 0.3 * double(kept - near_bytes) / double(near_bytes);
-    const double tasks = double(p.blocks() * p.slices), uneven = std::ceil(tasks / 4) * 4 / tasks;
-    const double cycles = (chunk * double(p.blocks() * p.chunks) + slice_cycles * double(p.partial_bytes / 4)) *
-                          (0.75 + 0.25 * uneven);
-    if (best >= 0 && cycles >= best) return;
-    best = cycles;
+  const auto consider = [&](PairedGradient p, int64_t in, int64_t out, double cores) {
+    p.in_block = in;
+    p.out_block = out;
+    if (!p.lay_out(limit)) return;
+    const double estimate = p.cycles(cores);
+    if (best >= 0 && estimate >= best) return;
+    best = estimate;
     *this = p;
   };
 
@@ -103,16 +117,18 @@ double PairedGradient::choose_blocking(int64_t limit) {
         const bool whole = w == geo.out[2] && h == geo.out[1] && d == geo.out[0];
         for (p.images = 1; p.images <= (whole ? std::min<int64_t>(geo.N, 16) : 1); p.images *= 2)
           for (int64_t in : ins)
-            for (int64_t out : outs) {
-              p.in_block = in;
-              p.out_block = out;
-              consider(p);
-            }
+            for (int64_t out : outs) consider(p, in, out, 4);
       }
     }
   }
-  for (int axis = 0; axis < 3; ++axis)
-    if (best >= 0) tiles[axis] = ceil_div(geo.out[axis], tile[axis]);
+  if (best < 0) return best;
+  // Tiles and slices decide the order of sums and must not depend on the threads. Blocks of channels do not: with fewer
+  // threads they may be larger, so that activations are packed less often.
+  best = -1;
+  p = *this;
+  const double cores = std::max(problem.threads, 1);
+  for (int64_t in : ins)
+    for (int64_t out : outs) consider(p, in, out, cores);
   return best;
 }
 

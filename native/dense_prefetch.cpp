@@ -36,7 +36,10 @@ void Prefetch::add(const Region& r) {
     for (int64_t j = 0; j < count[1]; ++j)
       for (int64_t k = 0; k < count[2]; ++k) {
         const char* at = base + i * stride[0] + j * stride[1] + k * stride[2];
-        for (int64_t n = 0; n < count[3]; ++n, at += stride[3]) runs_.push_back({at, bytes});
+        for (int64_t n = 0; n < count[3]; ++n, at += stride[3]) {
+          const int64_t before_line = int64_t(reinterpret_cast<uintptr_t>(at) % 64);
+          runs_.push_back({at - before_line, bytes + before_line});
+        }
       }
   lines_ += int64_t(runs_.size() - before) * ((bytes + 63) / 64);
 }

@@ -26,7 +26,17 @@ inline void fetch_to_read(const char* p) { __builtin_prefetch(p); }
 inline void fetch_to_write(const char* p) { __builtin_prefetch(p, 1); }
 #endif
 
-// A queue of runs of memory; every call of `some` fetches a few cache lines of them.
+// The cache lines of rows of bytes, at most so many, as a kernel's call takes them: to be written.
+inline int64_t lines_to_write(const char* row, int64_t rows, int64_t stride, int64_t bytes, const char** lines,
+                              int64_t most) {
+  int64_t n = 0;
+  for (int64_t i = 0; i < rows; ++i, row += stride)
+    for (const char* at = row - reinterpret_cast<uintptr_t>(row) % 64; at < row + bytes && n < most; at += 64)
+      lines[n++] = at + 1;
+  return n;
+}
+
+// A queue of runs of memory, of which every call of a kernel takes a few cache lines to fetch between its products.
 class Prefetch {
  public:
   void clear() {
@@ -36,31 +46,26 @@ class Prefetch {
     lines_ = 0;
   }
   void add(const Region& r);
-  // Spreads what was added over this many calls of `some`.
+  // Spreads what was added over this many calls of `take`.
   void spread(int64_t calls) { per_call_ = lines_ / std::max<int64_t>(calls, 1) + 1; }
-  // The addresses that `some` would fetch, for a kernel that does it between its products.
   static constexpr int64_t most_taken = 512;
   int64_t take(const char** lines) {
+    const int64_t wanted = std::min(per_call_, most_taken);
     int64_t n = 0;
-    for (; n < std::min(per_call_, most_taken) && run_ < runs_.size(); ++n) lines[n] = next();
+    while (n < wanted && run_ < runs_.size()) {
+      const Run& run = runs_[run_];
+      for (; n < wanted && at_ < run.bytes; at_ += 64) lines[n++] = run.data + at_;
+      if (at_ >= run.bytes) {
+        at_ = 0;
+        ++run_;
+      }
+    }
     return n;
-  }
-  void some() {
-    for (int64_t n = 0; n < per_call_ && run_ < runs_.size(); ++n) __builtin_prefetch(next(), 0, 2);
   }
 
  private:
-  const char* next() {
-    const char* line = runs_[run_].data + at_;
-    at_ += 64;
-    if (at_ >= runs_[run_].bytes) {
-      at_ = 0;
-      ++run_;
-    }
-    return line;
-  }
   struct Run {
-    const char* data;
+    const char* data;  // of a whole cache line
     int64_t bytes;
   };
   std::vector<Run> runs_;

@@ -62,7 +62,7 @@ template <typename T>
 void pack_weight(const Run<T>& run);
 // Packs `count` panels of it, from `first` on, one after the other; says what it met.
 template <typename T>
-Magnitudes pack_panels(const Run<T>& run, int64_t group, int64_t block, const Phase& phase, int64_t first, int64_t count,
-                       T* dst);
+Magnitudes pack_panels(const Run<T>& run, int64_t group, int64_t block, const Phase& phase, int64_t first,
+                       int64_t count, T* dst);
 
 }  // namespace convgrad

@@ -41,12 +41,14 @@ class SliceTask {
   // False if the parts of the operands do not suffice.
   bool work() {
     sum_all(false);
+    bool stored = stores_;
     if (plan_.gemm->parts > 1) {
       if (!suffices() || !clean()) return false;
-    } else if (!clean()) {
+    } else if (stored ? stored_nan_ : !clean()) {
       sum_all(true);
+      stored = false;
     }
-    if (plan_.slices == 1) store(sums_, 0, in_count_);
+    if (plan_.slices == 1 && !stored) store(sums_, 0, in_count_);
     if ((plan_.problem.wrt & wrt_bias) && in_first_ == 0) sum_bias();
     return true;
   }
@@ -101,6 +103,9 @@ class SliceTask {
       }
       place_chunk(chunk);
       starts_ = chunk == first && !cleared;
+      // A result whose lines run along the channels of dy takes every tile of sums as soon as it is complete.
+      stores_ = chunk + 1 == last && plan_.slices == 1 && plan_.gemm->near_k == 0 && !careful &&
+                arguments_.w.stride[axis_o] == size_of(plan_.problem.out_dtype);
       if (!careful) {
         pack_and_multiply(plan_.box, plan_.joined_rows, nullptr);
         if (plan_.gemm->parts > 1 && !suffices()) return;
@@ -278,6 +283,10 @@ class SliceTask {
     const Gemm& gemm = *plan_.gemm;
     const int64_t columns = round_up(plan_.out_block, gemm.cols);
     GemmCall call;
+    constexpr int64_t most_lines = 128;
+    const char* lines[most_lines + Prefetch::most_taken];
+    call.fetch = lines;
+    alignas(64) Sum tile[32 * 32];
     call.lda = box_pitch_ * int64_t(sizeof(T));
     call.ldb = gemm.cols * pair * int64_t(sizeof(T));
     call.ldc = columns;
@@ -324,10 +333,13 @@ class SliceTask {
                   if (only && (td != (*only)[0] || th != (*only)[1] || tw != (*only)[2])) continue;
                   const Range& lands = columns_[size_t(tw)];
                   const Range range = {std::max(lands.first, from), std::min(lands.last, from + step)};
-                  Sum* sums = sums_ + (tap * plan_.in_block + m) * columns + n;
+                  const bool alone = starts_ && stores_;  // these products are all
+                  Sum* sums = alone ? tile : sums_ + (tap * plan_.in_block + m) * columns + n;
+                  call.ldc = alone ? gemm.cols : columns;
                   if (range.empty() || call.batch == 0) {
                     for (int64_t row = 0; starts_ && row < call.rows; ++row)
-                      std::fill_n(sums + row * columns, gemm.cols, Sum(0));
+                      std::fill_n(sums + row * call.ldc, gemm.cols, Sum(0));
+                    if (stores_) store_tile(sums, call, m, n, td, th, tw);
                     continue;
                   }
                   const int64_t at = only ? 0 : box.tap_position(td, th, tw);
@@ -336,13 +348,31 @@ class SliceTask {
                   call.k = range.last - range.first;
                   call.c = reinterpret_cast<char*>(sums);
                   if (near) call.next_c = call.c + plan_.in_block * columns * int64_t(sizeof(Sum));
+                  call.fetch_count = 0;
+                  if (stores_)
+                    call.fetch_count = lines_to_write(tile_at(m, n, td, th, tw), call.rows, arguments_.w.stride[axis_i],
+                                                      gemm.cols * size_of(plan_.problem.out_dtype), lines, most_lines);
+                  call.fetch_count += prefetch_.take(lines + call.fetch_count);
                   kernel(call);
                   call.far = !near;
-                  prefetch_.some();
+                  if (stores_) store_tile(sums, call, m, n, td, th, tw);
                 }
               }
           }
         }
+  }
+
+  // Where the sums of a tap for the input channels from m on and the result channels from n on go.
+  char* tile_at(int64_t m, int64_t n, int64_t td, int64_t th, int64_t tw) const {
+    const Tensor& w = arguments_.w;
+    return w.data + (group_ * geo_.group_out() + out_first_ + n) * w.stride[axis_o] +
+           (in_first_ + m) * w.stride[axis_i] + td * w.stride[axis_d] + th * w.stride[axis_h] + tw * w.stride[axis_w];
+  }
+  void store_tile(const Sum* sums, const GemmCall& call, int64_t m, int64_t n, int64_t td, int64_t th, int64_t tw) {
+    const Store<T> encode(*plan_.problem.isa, plan_.problem.out_dtype);
+    const int64_t count = std::min<int64_t>(plan_.gemm->cols, out_count_ - n);
+    stored_nan_ |= !encode(sums, call.ldc, call.rows, count, tile_at(m, n, td, th, tw), arguments_.w.stride[axis_i],
+                           arguments_.w.stride[axis_o]);
   }
 
   void sum_bias() {
@@ -366,6 +396,7 @@ class SliceTask {
   T *box_, *dy_;
   Sum* sums_;
   bool starts_ = false;  // the chunk in place is the first to give sums
+  bool stores_ = false, stored_nan_ = false;  // the chunk in place stores its sums; one of those stored was NaN
   struct Rows {
     std::vector<int64_t> a_offset, b_offset, place;  // place: number of the row in the chunk
   };
@@ -394,7 +425,8 @@ bool run_weight_gradient(const WeightGradient& plan, const Arguments& arguments)
     const int64_t rows = std::min(plan.in_block, std::max<int64_t>(32, 32768 / (geo.taps() * columns) / 32 * 32));
     const int64_t pieces = ceil_div(plan.in_block, rows);
     parallel_for(plan.blocks() * pieces, arguments.threads, [&](int64_t number, int slot) {
-      const int64_t block = number / pieces, first = number % pieces * rows, count = std::min(rows, plan.in_block - first);
+      const int64_t block = number / pieces, first = number % pieces * rows;
+      const int64_t count = std::min(rows, plan.in_block - first);
       SliceTask<T> task(plan, arguments, packer, block * plan.slices, slot);
       for (int64_t tap = 0; tap < geo.taps(); ++tap) {
         Sum* total = task.partial(block, 0) + (tap * plan.in_block + first) * columns;

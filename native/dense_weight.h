@@ -15,12 +15,12 @@ struct WeightGradient {
 
   // The blocking.
   int64_t tile[3] = {}, tiles[3] = {};  // output pixels
-  int64_t images = 0;             // of a chunk: small images are joined
+  int64_t images = 0;                   // of a chunk: small images are joined
   BoxLayout box;
   bool joined_rows = false;  // sums run over the rows of a plane without a break, zeros of dy in the gaps
-  int64_t in_block = 0, in_blocks = 0, row_panel = 0;     // channels of x: blocks, and rows of a micro-kernel call
-  int64_t out_block = 0, out_blocks = 0;              // channels of dy
-  int64_t slices = 0, chunks = 0;                     // of the reduction
+  int64_t in_block = 0, in_blocks = 0, row_panel = 0;  // channels of x: blocks, and rows of a micro-kernel call
+  int64_t out_block = 0, out_blocks = 0;               // channels of dy
+  int64_t slices = 0, chunks = 0;                      // of the reduction
   int64_t box_bytes = 0, dy_bytes = 0, sums_bytes = 0, slot_bytes = 0, partial_bytes = 0, bias_bytes = 0;
   int64_t box_plane() const { return box_bytes / gemm->parts; }  // bytes of one part
   int64_t dy_plane() const { return dy_bytes / gemm->parts; }

@@ -123,7 +123,8 @@ class Search {
     const double columns = double(round_up(choice.out, gemm_.run_half ? gemm_.cols / 2 : gemm_.cols));
 
     // The sums of a call: a step takes as long as its products, or as the step before it needs to finish.
-    const double planes = double(choice.tile[0]) * images, entries = planes * double(choice.joined ? 1 : choice.tile[1]);
+    const double planes = double(choice.tile[0]) * images;
+    const double entries = planes * double(choice.joined ? 1 : choice.tile[1]);
     const double call_rows = gemm_.max_rows == 32 ? double(round_up(rows, 16)) : double(rows) + 0.7;
     const auto call = [&](int64_t cols) {
       const double step = std::max(call_rows * double(cols) * 2.0 / gemm_.flops_cycle, gemm_.latency_cycles);
@@ -143,7 +144,7 @@ class Search {
     if (box_share > 1 || dy_share > 1) chunk *= 1.0 + 0.15 * (box_share + dy_share);
     // Tasks that do not share out evenly among four threads wait for each other.
     const double tasks = double(choice.blocks * choice.slices), uneven = std::ceil(tasks / 4) * 4 / tasks;
-    const double partial = double(choice.partial_bytes / sum_bytes_) * 0.5;
+    const double partial = double(choice.partial_bytes / sum_bytes_) * 1.0;
     const double store = taps * in * out * double(choice.blocks) * (far ? far_store_cycles : store_cycles);
     return (chunk * double(choice.blocks * choice.chunks) + partial + store) * (0.75 + 0.25 * uneven);
   }

@@ -24,6 +24,9 @@ struct DirectUnits {
   [[gnu::always_inline]] int64_t first(int64_t index) const {
     return (index + 1) * unit() <= channels ? index * unit() : channels - unit();
   }
+  [[gnu::always_inline]] int64_t source_channels() const {
+    return group_to ? channels / group_to * group_from : channels;
+  }
   // The first source channel of a unit: its group's, or that of the first of its groups.
   [[gnu::always_inline]] int64_t source(int64_t index) const {
     return group_to >= lanes ? first(index) / group_to * group_from : first(index);

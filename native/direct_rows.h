@@ -64,6 +64,11 @@ struct RowsJob {
   Sweep sweep{};
   bool whole = false;               // all units of a pixel go together
   int64_t from_row = 0, w_row = 0;  // where the first landing tap of the row reads
+  // The widths chosen last, by phase: choosing takes as long as a small tile.
+  struct Width {
+    int64_t pixels = 0, taps = 0;
+    int index = 0;
+  } chosen[4];
 
   explicit RowsJob(const DirectRows& j) : job(j), unit_floats(j.units.tap_floats()), bytes(size_of(j.units.dtype)) {
     sweep.stream = j.stream;
@@ -81,6 +86,13 @@ struct RowsJob {
     from_row += (phase.source + j * phase.source_step + taps.low * phase.source_tap_step) * line;
     w_row += (phase.tap_first + taps.low * phase.tap_step) * w_tap;
     return taps.high - taps.low;
+  }
+
+  int width_index(const LanePhase& phase, int64_t pixels) {
+    Width& last = chosen[(&phase - job.phase[2]) % 4];
+    if (last.pixels != pixels || last.taps != phase.taps)
+      last = {pixels, phase.taps, choose_width<U>(pixels, phase.taps * job.phase[1]->taps * job.phase[0]->taps)};
+    return last.index;
   }
 
   void zero(char* to, int64_t pixels, int64_t step, int64_t first_unit, int64_t units) const {
@@ -111,7 +123,7 @@ struct RowsJob {
     }
     sweep.from_s = sweep.tap_step * pixel;
     sweep.size = uint64_t(job.source_size[2]);
-    const int index = choose_width<U>(pixels, phase.taps * sweep.r * sweep.t);
+    const int index = width_index(phase, pixels);
     const Tile tile = slide ? U::sliding(phase.taps)[index] : U::sweeping()[index];
     const int64_t width = U::widths[index];
     const bool tall = job.source_size[1] > 1;
@@ -119,10 +131,11 @@ struct RowsJob {
                        : width * sweep.from_pixel + (sweep.from_s > 0 ? (sweep.s - 1) * sweep.from_s : 0);
     if (sweep.from_t > 0) sweep.ahead += (sweep.t - 1) * sweep.from_t;
     sweep.lines = 0;
-    if (tall && whole && job.from_stride[axis_w] == job.units.channels * bytes) {
-      const int64_t share = width * job.source_size[2] * job.units.unit() * bytes / (64 * job.width);
+    if (tall && whole && pixel == job.units.source_channels() * bytes) {
+      const int64_t row = job.source_size[2] * pixel * job.phase[1]->source_step;
+      const int64_t share = width * row / (64 * job.width * job.unit_count);
       sweep.lines = share > 0 ? share : 1;
-      if (&phase == job.phase[2]) sweep.next = job.from + from_row + sweep.ahead;
+      if (&phase == job.phase[2] && first_unit == job.first_unit) sweep.next = job.from + from_row + sweep.ahead;
     }
     const float* w = job.weights + w_row + tap_first * job.weight_tap[2] * unit_floats;
     for (int64_t p = 0; p < pixels; p += width) {
@@ -142,19 +155,23 @@ struct RowsJob {
     const int64_t least = job.units.group_to ? 1 : 4;
     const int64_t units = job.unit_count, most = fit < least ? least : fit;
     const int64_t pieces = (units + most - 1) / most;
-    whole = pieces == 1 && units == job.units.units();
-    for (int64_t i = 0; i < pieces; ++i) {
-      const int64_t first_unit = job.first_unit + units * i / pieces;
-      const int64_t count = job.first_unit + units * (i + 1) / pieces - first_unit;
+    // Units of one group read the same pixels: these go by once, row by row.
+    const bool alone = job.units.group_to == job.units.channels;
+    whole = (pieces == 1 || alone) && units == job.units.units();
+    const int64_t sweeps = alone ? 1 : pieces;
+    for (int64_t i = 0; i < sweeps; ++i)
       for (int64_t z = job.first[0]; z < job.first[0] + job.extent[0]; ++z)
         for (int64_t y = job.first[1]; y < job.first[1] + job.extent[1]; ++y) {
           from_row = w_row = 0;
           sweep.t = take_axis(0, z, sweep.from_t, sweep.w_t);
           sweep.r = take_axis(1, y, sweep.from_r, sweep.w_r);
           char* row = job.to + z * job.to_stride[axis_d] + y * job.to_stride[axis_h];
-          for (int64_t x = 0; x < job.phases[2]; ++x) x_phase(job.phase[2][x], row, first_unit, count);
+          for (int64_t piece = i; piece < pieces; piece += sweeps) {
+            const int64_t first_unit = job.first_unit + units * piece / pieces;
+            const int64_t count = job.first_unit + units * (piece + 1) / pieces - first_unit;
+            for (int64_t x = 0; x < job.phases[2]; ++x) x_phase(job.phase[2][x], row, first_unit, count);
+          }
         }
-    }
 #if CONVGRAD_VECTOR_BYTES == 64
     if (job.stream) _mm_sfence();
 #endif

@@ -58,6 +58,30 @@ void load_plain_as(const Tensor& tensor, const char* from, int64_t channels, con
       }
 }
 
+template <typename T>
+void load_together_as(const Tensor& tensor, int64_t image, int64_t first_channel, int64_t channels, const PixelBox& box,
+                   const int64_t* size, const Isa& isa, const ElementCode& code, T* slab) {
+  const int64_t width = box.extent[2], left = std::clamp<int64_t>(-box.first[2], 0, width), bytes = size_of(code.dtype);
+  const int64_t inside = std::clamp<int64_t>(size[2] - box.first[2], left, width) - left;
+  for (int64_t z = 0; z < box.extent[0]; ++z)
+    for (int64_t y = 0; y < box.extent[1]; ++y, slab += width * channels) {
+      const char* p = tensor.data + image * tensor.stride[axis_n] + first_channel * bytes +
+                      (box.first[0] + z) * tensor.stride[axis_d] + (box.first[1] + y) * tensor.stride[axis_h] +
+                      (box.first[2] + left) * tensor.stride[axis_w];
+      T *to = slab + left * channels, *end = to + inside * channels;
+      std::fill(slab, to, T(0));
+      std::fill(end, slab + width * channels, T(0));
+      if constexpr (sizeof(T) == 8) {
+        for (; to < end; to += channels, p += tensor.stride[axis_w]) code.decode64(p, bytes, channels, to);
+      } else {
+        const bool dense = tensor.stride[axis_w] == channels * bytes;
+        if (dense) code.decode(p, bytes, inside * channels, to);
+        else isa.decode_block[int(code.dtype)](p, tensor.stride[axis_w], bytes, inside, channels, to, channels);
+        if (code.round) code.round(to, inside * channels);
+      }
+    }
+}
+
 }  // namespace
 
 void load_plain(const Tensor& tensor, int64_t image, int64_t first_channel, int64_t channels, const PixelBox& box,
@@ -65,6 +89,13 @@ void load_plain(const Tensor& tensor, int64_t image, int64_t first_channel, int6
   const char* from = tensor.data + image * tensor.stride[axis_n] + first_channel * tensor.stride[axis_c];
   if (code.decode64) load_plain_as(tensor, from, channels, box, size, code, static_cast<double*>(slab));
   else load_plain_as(tensor, from, channels, box, size, code, static_cast<float*>(slab));
+}
+
+void load_together(const Tensor& tensor, int64_t image, int64_t first_channel, int64_t channels, const PixelBox& box,
+                   const int64_t* size, const Isa& isa, const ElementCode& code, void* slab) {
+  if (code.decode64)
+    load_together_as(tensor, image, first_channel, channels, box, size, isa, code, static_cast<double*>(slab));
+  else load_together_as(tensor, image, first_channel, channels, box, size, isa, code, static_cast<float*>(slab));
 }
 
 namespace {
@@ -291,8 +322,11 @@ std::optional<Plan> plan_few(const Problem& problem, std::string& why_not) {
     why_not = "a tensor without elements";
     return std::nullopt;
   }
-  if (std::min(g.group_in(), g.group_out()) > 64) {
-    why_not = std::to_string(std::min(g.group_in(), g.group_out())) + " channels on the narrow side: few is up to 64";
+  // Groups with channels last are what the dense kernels are slowest for.
+  const int64_t narrow = std::min(g.group_in(), g.group_out());
+  const int64_t most = g.G > 1 && problem.x_nominal[axis_c] == size_of(problem.dtype) ? 96 : 64;
+  if (narrow > most) {
+    why_not = std::to_string(narrow) + " channels on the narrow side: few is up to " + std::to_string(most);
     return std::nullopt;
   }
   if (problem.wrt == wrt_weight || problem.wrt == (wrt_weight | wrt_bias)) return plan_few_weight(problem, why_not);

@@ -16,6 +16,10 @@ LanePlanes channel_planes(const Tensor& tensor, int64_t image, int64_t first_cha
 void load_plain(const Tensor& tensor, int64_t image, int64_t first_channel, int64_t channels, const PixelBox& box,
                 const int64_t* size, const ElementCode& code, void* slab);
 
+// The same as [z][y][x][channel], for channels that lie together.
+void load_together(const Tensor& tensor, int64_t image, int64_t first_channel, int64_t channels, const PixelBox& box,
+                   const int64_t* size, const Isa& isa, const ElementCode& code, void* slab);
+
 // What the lanes of a few-channel kernel stand for.
 struct FewShape {
   int lanes;

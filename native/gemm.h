@@ -6,8 +6,8 @@
 //   C  float (double for f64) rows, `ldc` elements apart, always `cols` wide: the caller gives it room
 // A kernel of several parts takes each operand as a sum of so many bf16 values: part p of A lies p*a_plane bytes after
 // the first, and likewise for B.
-// The batch is what makes it a convolution: entry i of the batch reads A at a_offset[i] and B at b_offset[i] (bytes), so
-// a tap, or a row of pixels, is a pair of offsets and the accumulators stay in registers over all of them.
+// The batch is what makes it a convolution: entry i of the batch reads A at a_offset[i] and B at b_offset[i] (bytes),
+// so a tap, or a row of pixels, is a pair of offsets and the accumulators stay in registers over all of them.
 #pragma once
 
 #include <cstdint>
@@ -29,10 +29,12 @@ struct GemmCall {
   bool accumulate;
   int64_t a_plane = 0, b_plane = 0;  // bytes between the parts of an operand
   int64_t b_step = 0;  // bytes of B between one step of k_multiple and the next, for tiles (0: they follow each other)
-  // Hints for kernels that fetch from L2 to L1 themselves: whether A and B are not in L1 yet, and the next call's C.
+  // Hints for kernels that fetch from L2 to L1 themselves: whether B comes from L2, and the next call's B (if it is
+  // another) and C.
   bool far = true;
-  const char* next_c = nullptr;
-  const char* const* fetch = nullptr;  // cache lines that others will need, to be brought to L2 on the way
+  const char *next_b = nullptr, *next_c = nullptr;
+  // Cache lines that others will need, to be brought in on the way: to L2, or where bit 0 is set to L1 to be written.
+  const char* const* fetch = nullptr;
   int64_t fetch_count = 0;
 };
 

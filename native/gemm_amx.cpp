@@ -42,26 +42,36 @@ struct Configs {
 };
 const Configs configs;
 
-// Into L1, into L2. NOTE: the compiler drops calls of functions that do nothing but __builtin_prefetch.
+// Into L1. NOTE: the compiler drops calls of functions that do nothing but __builtin_prefetch.
 inline void fetch(const char* p) { asm volatile("prefetcht0 %0" : : "m"(*p)); }
-inline void fetch_far(const char* p) { asm volatile("prefetcht1 %0" : : "m"(*p)); }
+// As GemmCall::fetch names it.
+inline void fetch_line(const char* p) {
+  if (reinterpret_cast<uintptr_t>(p) & 1) {
+    asm volatile("prefetchw %0" : : "m"(*p));
+  } else {
+    asm volatile("prefetcht1 %0" : : "m"(*p));
+  }
+}
 
-// So many steps ahead the tiles of both operands are brought from L2 to L1.
+// So many steps ahead the tiles of B are brought from L2 to L1. NOTE: a processor that has a core for itself needs no
+// help (64 cycles a step, the peak, with B in L2 and A in L1), but beside a busy neighbour on the core it gains a
+// fifth. To fetch A as well never helped.
 constexpr int64_t steps_ahead = 2;
 
 // Walks through the steps of a call: all entries of the batch for 32 k, then for the next 32 k, and so on.
 struct Cursor {
-  const char *a, *b;
+  const char* b;
   int64_t entry = 0, k = 0;
 };
 
-// `two`: there are rows in the lower half; `wide`: there are columns in the right half; `far`: operands are in L2.
+// `two`: there are rows in the lower half; `wide`: there are columns in the right half; `far`: B is in L2.
 template <int parts, bool two, bool wide, bool far>
 class Product {
  public:
   explicit Product(const GemmCall& call)
-      : call_(call), b_step_(call.b_step ? call.b_step : 16 * call.ldb),
-        lines_per_step_(call.fetch_count / (call.batch * (call.k / 32) + 1) + 1), ahead_{call.a, call.b} {
+      : call_(call), b_step_(call.b_step ? call.b_step : 16 * call.ldb), line_(call.fetch),
+        last_line_(call.fetch + call.fetch_count),
+        lines_per_step_(call.fetch_count / (call.batch * (call.k / 32) + 1) + 1), ahead_{call.b} {
     if (far)
       for (int64_t i = 0; i < steps_ahead; ++i) advance();
   }
@@ -75,8 +85,7 @@ class Product {
         if (parts == 1) one_part(a_tile, b_tile);
         if (parts == 2) two_parts(a_tile, b_tile);
         if (parts == 3) three_parts(a_tile, b_tile);
-        for (int64_t line = 0; line < lines_per_step_ && fetched_ < call_.fetch_count; ++line)
-          fetch_far(call_.fetch[fetched_++]);
+        for (int64_t n = 0; n < lines_per_step_ && line_ < last_line_; ++n) fetch_line(*line_++);
         if (far) advance();
       }
     }
@@ -98,15 +107,21 @@ class Product {
     if (two && wide) _tile_dpbf16ps(3, 5, 7);
   }
 
-  // NOTE: all loads, then all products. Interleaved they ran at 24 % of the peak with everything in L1 on a machine that
-  // others used too, as if each change from loads to products and back waited for what was under way.
   void one_part(const char* a, const char* b) const {
-    load_b(b);
-    load_a(a);
+    _tile_loadd(6, b, call_.ldb);
+    _tile_loadd(4, a, call_.lda);
     fetch_b(0, 0);
-    if (wide) fetch_b(0, 64);
-    fetch_a(0);
-    multiply();
+    _tile_dpbf16ps(0, 4, 6);
+    if (wide) {
+      _tile_loadd(7, b + 64, call_.ldb);
+      fetch_b(0, 64);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    if (two) {
+      _tile_loadd(5, a + 16 * call_.lda, call_.lda);
+      _tile_dpbf16ps(2, 5, 6);
+      if (wide) _tile_dpbf16ps(3, 5, 7);
+    }
   }
   // All four products, in the order that loads least.
   void two_parts(const char* a, const char* b) const {
@@ -120,10 +135,8 @@ class Product {
     multiply();
     load_a(a);
     if (wide) fetch_b(1, 64);
-    fetch_a(0);
     multiply();
     load_b(b + call_.b_plane);
-    fetch_a(1);
     multiply();
   }
   // The six products that matter: a second times a third part is below 2^-24 of the whole.
@@ -134,21 +147,18 @@ class Product {
     multiply();
     load_b(b + call_.b_plane);
     if (wide) fetch_b(0, 64);
-    fetch_a(0);
     multiply();
     load_a(a + call_.a_plane);
     fetch_b(1, 0);
     multiply();
     load_b(b);
     if (wide) fetch_b(1, 64);
-    fetch_a(1);
     multiply();
     load_a(a + 2 * call_.a_plane);
     fetch_b(2, 0);
     multiply();
     load_a(a);
     if (wide) fetch_b(2, 64);
-    fetch_a(2);
     multiply();
   }
 
@@ -158,32 +168,20 @@ class Product {
 #pragma GCC unroll 16
     for (int row = 0; row < 16; ++row) fetch(b + row * call_.ldb);
   }
-  void fetch_a(int part) const {
-    if (!far) return;
-    const char* a = ahead_.a + call_.a_offset[ahead_.entry] + part * call_.a_plane;
-    constexpr int rows = two ? 32 : 16;
-    // A tap that is one pixel further reads one new row.
-    if (ahead_.entry > 0 && call_.a_offset[ahead_.entry] - call_.a_offset[ahead_.entry - 1] == call_.lda)
-      return fetch(a + (rows - 1) * call_.lda);
-#pragma GCC unroll 32
-    for (int row = 0; row < rows; ++row) fetch(a + row * call_.lda);
-  }
   void advance() {
     if (++ahead_.entry < call_.batch) return;
     ahead_.entry = 0;
-    ahead_.a += 64;
     ahead_.b += b_step_;
     if (++ahead_.k < call_.k / 32) return;
-    // What the next call will probably read: the rows that follow, with the same B.
     ahead_.k = 0;
-    ahead_.a = call_.a + call_.rows * call_.lda;
-    ahead_.b = call_.b;
+    ahead_.b = call_.next_b ? call_.next_b : call_.b;
   }
 
   const GemmCall& call_;
   const int64_t b_step_;
+  const char* const* line_;
+  const char* const* last_line_;
   const int64_t lines_per_step_;
-  int64_t fetched_ = 0;
   Cursor ahead_;
 };
 

@@ -13,23 +13,28 @@ template <int rows, int vectors>
 void tile(const GemmCall& call) {
   __m512 sum[rows][vectors];
   float* c = reinterpret_cast<float*>(call.c);
+#pragma GCC unroll 16
   for (int m = 0; m < rows; ++m)
+#pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v)
       sum[m][v] = call.accumulate ? _mm512_loadu_ps(c + m * call.ldc + v * 16) : _mm512_setzero_ps();
   const int64_t lda = call.lda, ldb = call.ldb;
-  for (int64_t i = 0; i < call.batch; ++i) {
-    constexpr int pointers = (rows + 2) / 3;  // see gemm_tile.cpp
+  const int64_t pairs = call.k / 2;
+  Fetcher fetcher(call, pairs);
+  for (int64_t i = 0, done = 0; i < call.batch;) {  // see gemm_tile.cpp
+    fetcher.some();
+    const int64_t steps = pairs - done < fetcher.steps ? pairs - done : fetcher.steps;
+    constexpr int pointers = (rows + 2) / 3;
     const char* a[pointers];
-    for (int p = 0; p < pointers; ++p) a[p] = call.a + call.a_offset[i] + 3 * p * lda;
-    const char* b = call.b + call.b_offset[i];
-    const int64_t pairs = call.k / 2;
+    for (int p = 0; p < pointers; ++p) a[p] = call.a + call.a_offset[i] + done * 4 + 3 * p * lda;
+    const char* b = call.b + call.b_offset[i] + done * ldb;
 #pragma GCC unroll 2
-    for (int64_t k = 0; k < pairs; ++k) {
+    for (int64_t k = 0; k < steps; ++k) {
       __m512bh bv[vectors];
 #pragma GCC unroll 2
       for (int v = 0; v < vectors; ++v) {
         bv[v] = (__m512bh)_mm512_loadu_si512(b + v * 64);
-        __builtin_prefetch(b + 12 * ldb + v * 64);  // see gemm_tile.cpp
+        __builtin_prefetch(b + 12 * ldb + v * 64);
       }
 #pragma GCC unroll 16
       for (int m = 0; m < rows; ++m) {
@@ -41,8 +46,12 @@ void tile(const GemmCall& call) {
       }
       b += ldb;
     }
+    done += steps;
+    if (done == pairs) ++i, done = 0;
   }
+#pragma GCC unroll 16
   for (int m = 0; m < rows; ++m)
+#pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v) _mm512_storeu_ps(c + m * call.ldc + v * 16, sum[m][v]);
 }
 

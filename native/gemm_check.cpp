@@ -43,7 +43,8 @@ int check(const Gemm& gemm, int rows, int64_t k, bool half, bool far) {
   GemmCall call{reinterpret_cast<const char*>(a.data()), lda * int64_t(sizeof(T)),
                 reinterpret_cast<const char*>(b.data()), cols * gemm.pair * int64_t(sizeof(T)),
                 reinterpret_cast<char*>(c.data()), cols, a_offset, b_offset, batch, k, rows, true,
-                a_plane * int64_t(sizeof(T)), b_plane * int64_t(sizeof(T)), far};
+                a_plane * int64_t(sizeof(T)), b_plane * int64_t(sizeof(T))};
+  call.far = far;
   {
     const GemmScope scope(gemm);
     (half ? gemm.run_half : gemm.run)(call);

@@ -20,18 +20,24 @@ void tile(const GemmCall& call) {
   V sum[rows][vectors];
   T* c = reinterpret_cast<T*>(call.c);
   constexpr int lanes = sizeof(V) / sizeof(T);
+  // NOTE: loops over the sums must all be unrolled, or the compiler keeps the sums in memory.
+#pragma GCC unroll 16
   for (int m = 0; m < rows; ++m)
+#pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v)
       sum[m][v] = call.accumulate ? load<V>(c + m * call.ldc + v * lanes) : V{};
   const int64_t lda = call.lda, ldb = call.ldb;
-  for (int64_t i = 0; i < call.batch; ++i) {
+  Fetcher fetcher(call, call.k);
+  for (int64_t i = 0, done = 0; i < call.batch;) {
+    fetcher.some();
+    const int64_t steps = call.k - done < fetcher.steps ? call.k - done : fetcher.steps;
     // One pointer per three rows: the others are reached as pointer + lda and pointer + 2*lda.
     constexpr int pointers = (rows + 2) / 3;
     const char* a[pointers];
-    for (int p = 0; p < pointers; ++p) a[p] = call.a + call.a_offset[i] + 3 * p * lda;
-    const char* b = call.b + call.b_offset[i];
+    for (int p = 0; p < pointers; ++p) a[p] = call.a + call.a_offset[i] + done * int64_t(sizeof(T)) + 3 * p * lda;
+    const char* b = call.b + call.b_offset[i] + done * ldb;
 #pragma GCC unroll 2
-    for (int64_t k = 0; k < call.k; ++k) {
+    for (int64_t k = 0; k < steps; ++k) {
       V bv[vectors];
 #pragma GCC unroll 2
       for (int v = 0; v < vectors; ++v) {
@@ -48,8 +54,12 @@ void tile(const GemmCall& call) {
       }
       b += ldb;
     }
+    done += steps;
+    if (done == call.k) ++i, done = 0;
   }
+#pragma GCC unroll 16
   for (int m = 0; m < rows; ++m)
+#pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v) store(c + m * call.ldc + v * lanes, sum[m][v]);
 }
 

@@ -15,6 +15,35 @@ extern const Gemm gemm_bf16, gemm_bf16x2, gemm_bf16x3;
 namespace amx_emulated {  // the same with tiles in software, for tests on any processor
 extern const Gemm gemm_bf16, gemm_bf16x2, gemm_bf16x3;
 }
+// Spreads the lines that a call is to fetch over its products: fetched at once they would wait for each other.
+// NOTE: every file has its own, compiled for its own level.
+namespace {
+class Fetcher {
+ public:
+  int64_t steps = 64;  // of k between two calls of `some`; fewer where it would fetch many lines
+
+  Fetcher(const GemmCall& call, int64_t k_steps) : line_(call.fetch), last_(call.fetch + call.fetch_count) {
+    if (k_steps > steps && call.fetch_count * steps > 8 * call.batch * k_steps) steps = 16;
+    const int64_t calls = call.batch * ((k_steps + steps - 1) / steps);
+    if (call.fetch_count > 0 && calls > 0) each_ = int((call.fetch_count + calls - 1) / calls);
+  }
+  void some() {
+    for (int n = 0; n < each_ && line_ < last_; ++n, ++line_) {
+      if (reinterpret_cast<uintptr_t>(*line_) & 1) {
+        __builtin_prefetch(*line_, 1, 3);
+      } else {
+        __builtin_prefetch(*line_, 0, 2);
+      }
+    }
+  }
+
+ private:
+  const char* const* line_;
+  const char* const* last_;
+  int each_ = 0;
+};
+}  // namespace
+
 bool amx_allowed();                  // asks the kernel for the tile state, once per process
 
 }  // namespace convgrad

@@ -81,21 +81,21 @@ BoxCut choose_box(const int64_t* size, int64_t blocks, int64_t limit_vectors,
 }
 
 // Cycles of the direct kernels of groups; measured on Zen 4, as a time (fit_workspace counts slower cycles).
-static double group_cycles(const DirectUnits& units, double pixels, double reach, bool slides) {
+static double group_cycles(const DirectUnits& units, double pixels, double reach, bool slides, bool strided) {
   const bool pairs = units.dtype == Dtype::bf16, shared = units.group_to < units.lanes;
   const double words = double(units.group_from) / (pairs ? 2 : 1);
-  const double per_word = shared ? (pairs ? 2.3 : 1.5) : slides ? 1.15 : pairs ? 1.8 : 1.2;
+  const double one_tap = pairs ? (strided ? 1.6 : 1.25) : strided ? 1.35 : 1.2;
+  const double per_word = shared ? (pairs ? 2.3 : 1.5) : slides ? 1.1 : one_tap;
   return 0.83 * pixels * double(units.units()) * (words * reach * per_word + 10);
 }
 
 // Why the lane kernels do not serve a problem, or an empty string.
 std::string lanes_refuse(const Problem& problem) {
   const Geometry& g = problem.geo;
-  if (g.G < 2) return "groups=1: there are no lanes to fill with groups";
-  const int64_t most = 128;
+  const int64_t most = g.G == 1 ? 256 : 128;
   if (g.group_in() > most || g.group_out() > most)
     return std::to_string(g.group_in()) + " input and " + std::to_string(g.group_out()) +
-           " output channels per group: above 128 the dense kernels are better";
+           " output channels per group: above " + std::to_string(most) + " the dense kernels are better";
   if (!g.N || !g.C || !g.K || !g.out_pixels() || !g.in_pixels()) return "a tensor without elements";
   return "";
 }
@@ -113,7 +113,7 @@ struct CorrelatePlan {
   bool stream;
   DirectUnits units;  // of the direct kernels, which take arrays with channels last
   bool direct;
-  int64_t direct_rows, direct_splits;  // rows of a task, in all planes; ranges of units
+  int64_t direct_rows, direct_planes, direct_splits;  // rows and planes of a task; ranges of units
   LineCorrelation line{};  // what the lines of a problem along one axis share
   bool lines;              // its kernel takes arrays whose pixels lie together
 
@@ -136,10 +136,12 @@ struct CorrelatePlan {
     int64_t bands = divide_up(size[1], std::max(most, spare));
     bands = std::max(bands, std::min(divide_up(tasks_wanted, p.geo.N), divide_up(size[1], spare)));
     direct_rows = divide_up(size[1], bands);
+    const int64_t slabs = std::min(divide_up(tasks_wanted, p.geo.N * bands), divide_up(size[0], 2 * p.geo.kernel[0]));
+    direct_planes = divide_up(size[0], slabs);
     lines = prepare_lines();
     const int64_t least = p.geo.taps() < 25 ? 4 : 1;  // units of a task: a stretch of memory, or much work on each
     const int64_t most_splits = direct ? divide_up(units.units(), least) : 1;
-    direct_splits = std::clamp<int64_t>(tasks_wanted / (p.geo.N * bands), 1, most_splits);
+    direct_splits = std::clamp<int64_t>(tasks_wanted / (p.geo.N * bands * slabs), 1, most_splits);
   }
   CorrelatePlan(const CorrelatePlan&) = delete;
 
@@ -207,12 +209,13 @@ void CorrelatePlan::run_direct(const Arguments& args, const Tensor& from, const 
   if (units.group_to) pack_groups(problem, units, args.w, operand_code(problem), packed, args.threads);
   else pack_direct(geo, units, args.w, operand_code(problem), packed, args.threads);
   const int64_t *size = correlation.to_size(), bands = divide_up(size[1], direct_rows), bytes = size_of(problem.dtype);
+  const int64_t slabs = divide_up(size[0], direct_planes);
   // A unit is written around the caches where it is a whole line of them.
   int64_t lines = reinterpret_cast<intptr_t>(to.data) | units.channels * bytes;
   for (int axis : {axis_n, axis_d, axis_h, axis_w}) lines |= to.stride[axis];
-  parallel_for(geo.N * bands * direct_splits, args.threads, [&](int64_t task, int) {
+  parallel_for(geo.N * bands * slabs * direct_splits, args.threads, [&](int64_t task, int) {
     const int64_t split = task % direct_splits, band = task / direct_splits % bands;
-    const int64_t image = task / direct_splits / bands;
+    const int64_t slab = task / direct_splits / bands % slabs, image = task / direct_splits / bands / slabs;
     DirectRows job{};
     job.units = units;
     job.from = from.data + image * from.stride[axis_n];
@@ -231,7 +234,8 @@ void CorrelatePlan::run_direct(const Arguments& args, const Tensor& from, const 
     }
     job.first_unit = units.units() * split / direct_splits;
     job.unit_count = units.units() * (split + 1) / direct_splits - job.first_unit;
-    job.extent[0] = size[0];
+    job.first[0] = slab * direct_planes;
+    job.extent[0] = std::min(direct_planes, size[0] - job.first[0]);
     job.first[1] = band * direct_rows;
     job.extent[1] = std::min(direct_rows, size[1] - job.first[1]);
     job.width = size[2];
@@ -300,6 +304,11 @@ void CorrelatePlan::run(const Arguments& args) const {
 std::optional<Plan> plan_grouped(const Problem& problem, std::string& why_not) {
   why_not = lanes_refuse(problem);
   if (!why_not.empty()) return std::nullopt;
+  DirectUnits sole;
+  if (problem.geo.G == 1 && (!group_units(problem, sole) || problem.x_nominal[axis_c] != size_of(problem.dtype))) {
+    why_not = "groups=1: there are no lanes to fill with groups";
+    return std::nullopt;
+  }
   if (problem.wrt == wrt_weight || problem.wrt == (wrt_weight | wrt_bias)) return plan_grouped_weight(problem, why_not);
   if (problem.wrt != wrt_output && problem.wrt != wrt_input) {
     why_not = "this combination of results is served one by one";
@@ -355,7 +364,8 @@ std::optional<Plan> plan_grouped(const Problem& problem, std::string& why_not) {
   const bool lines = p->lines && !direct && from_nominal[axis_w] == bytes && to_nominal[axis_w] == bytes;
   if (direct && p->units.group_to)
     cycles = group_cycles(p->units, double(geo.N) * way.to_size()[0] * way.to_size()[1] * way.to_size()[2], reach,
-                          geo.kernel[2] / (way.input ? geo.stride[2] : 1) >= 3) + lane_weight_cycles(geo) / 4;
+                          geo.kernel[2] / (way.input ? geo.stride[2] : 1) >= 3, !way.input && geo.stride[2] > 1) +
+             lane_weight_cycles(geo) / 4;
   else if (direct) cycles += vectors_out * cycles_direct;
   else if (lines) cycles += vectors_out * cycles_line;
   else

@@ -322,7 +322,7 @@ std::optional<Plan> plan_grouped_weight(const Problem& problem, std::string& why
       double(p->chunks) * blocks * p->sum_vectors * 3 + lane_weight_cycles(geo) +
       boxes * p->sum_vectors * (p->sum_vectors * vector_bytes > l2_bytes / 2 ? 15 : 2);
   const bool bf16 = problem.dtype == Dtype::bf16;
-  const double group_cycles = geo.taps() > 1 ? (bf16 ? 0.75 : 1.2) : (bf16 ? 1.6 : 1.8);  // measured on Zen 4
+  const double group_cycles = geo.taps() > 1 ? (bf16 ? 1.0 : 1.5) : (bf16 ? 1.6 : 1.8);  // measured on Zen 4
   if (direct && p->units.group_to)
     cycles = 0.83 * double(geo.N) * geo.out_pixels() * p->units.units() * geo.group_out() * geo.taps() *
                  landing_share(geo) * group_cycles +

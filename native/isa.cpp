@@ -57,8 +57,8 @@ struct Levels {
 #if defined(__x86_64__)
       isa_pick(level, generic::fill_lines, avx2::fill_lines, avx512::fill_lines)(isa[level]);
       gemm[level] = isa_pick(level, generic::gemm_kernels, avx2::gemm_kernels, avx512::gemm_kernels)();
-      // NOTE: vdpbf16ps does twice the products of an f32 FMA on Zen 4 (measured 227 against 115 GFLOP/s a core) but half
-      // of them on Sapphire Rapids (89 against 174): there bf16 operands are multiplied as f32.
+      // NOTE: vdpbf16ps does twice the products of an f32 FMA on Zen 4 (measured 233 against 117 GFLOP/s a core) but
+      // half of them on Sapphire Rapids (89 against 174): there bf16 operands are multiplied as f32.
       if (level == 3 && __builtin_cpu_is("amd")) gemm[level].bf16 = &gemm_bf16_avx512;
       if (level == 4) set_amx(gemm[level], amx::gemm_bf16, amx::gemm_bf16x2, amx::gemm_bf16x3);
       if (level == 5)

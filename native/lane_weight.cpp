@@ -1,5 +1,5 @@
 // Weight gradient in lane form: tiles of output channels by taps stay in registers while a box of pixels goes by.
-#include "lane_io.h"
+#include "lane_weight_box.h"
 
 namespace convgrad::CONVGRAD_ISA {
 namespace {
@@ -9,16 +9,6 @@ constexpr int most_sums = 25;  // of 32 registers: the rest holds gradients and 
 #else
 constexpr int most_sums = 12;  // of 16
 #endif
-constexpr int widest_s = 8, tallest_r = 5;
-
-// The pixels one tile visits: `rows` rows of `pixels`; steps in elements.
-struct Visit {
-  int64_t planes, rows, pixels;
-  int64_t dy_channel, dy_plane, dy_row;
-  int64_t x_plane, x_row, x_pixel;  // per step of the output position
-  int64_t x_r, x_s;                 // per tap
-  int64_t sum_channel, sum_r, sum_s;
-};
 
 // How the two slabs meet: lane by lane, or one of them has a single lane that is spread over all lanes of the other.
 enum Pairing { lane_by_lane, x_spread, dy_spread };
@@ -38,25 +28,29 @@ void visit_tile(const Visit& v, const T* dy, const T* x, T* sums) {
   for (int k = 0; k < K; ++k)
     for (int r = 0; r < R; ++r)
       for (int s = 0; s < S; ++s) sum[k][r][s] = V{};
-  const int64_t step = v.x_pixel, x_r = v.x_r, x_s = v.x_s, dy_channel = v.dy_channel;
+  const int64_t step = v.x_pixel, x_s = S > 1 ? v.x_column[1] : 0, dy_channel = v.dy_channel;
   for (int64_t z = 0; z < v.planes; ++z)
     for (int64_t y = 0; y < v.rows; ++y) {
       const T* g = dy + z * v.dy_plane + y * v.dy_row;
-      const T* p = x + z * v.x_plane + y * v.x_row;
-      for (int64_t q = v.pixels; q > 0; --q, g += pairing == dy_spread ? 1 : L, p += step) {
+      const T* p[R];
+      for (int r = 0; r < R; ++r) p[r] = x + z * v.x_plane + y * v.x_row + v.x_line[r];
+      for (int64_t q = v.pixels; q > 0; --q, g += pairing == dy_spread ? 1 : L) {
         V grad[K];
         for (int k = 0; k < K; ++k) grad[k] = take<T, pairing != dy_spread>(g + k * dy_channel);
-        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
           for (int s = 0; s < S; ++s) {
-            const V pixel = take<T, pairing != x_spread>(p + r * x_r + s * x_s);
+            const V pixel = take<T, pairing != x_spread>(p[r] + s * x_s);
             for (int k = 0; k < K; ++k) sum[k][r][s] += grad[k] * pixel;
           }
+          p[r] += step;
+        }
       }
     }
   for (int k = 0; k < K; ++k)
     for (int r = 0; r < R; ++r)
       for (int s = 0; s < S; ++s) {
-        T* to = sums + k * v.sum_channel + r * v.sum_r + s * v.sum_s;
+        T* to = sums + k * v.sum_channel + v.sum_line[r] + s * v.sum_s;
         store(to, load<V>(to) + sum[k][r][s]);
       }
 }
@@ -81,139 +75,25 @@ template <typename T, Pairing pairing, int K>
 constexpr TileTable<T, pairing, K> tiles{std::make_integer_sequence<int, tallest_r * widest_s>()};
 
 template <typename T, Pairing pairing>
-VisitTile<T> tile(int k, int r, int s) {
+VisitTile<T> shaped(int k, int r, int s) {
   return k == 4   ? tiles<T, pairing, 4>.of[r - 1][s - 1]
          : k == 3 ? tiles<T, pairing, 3>.of[r - 1][s - 1]
          : k == 2 ? tiles<T, pairing, 2>.of[r - 1][s - 1]
                   : tiles<T, pairing, 1>.of[r - 1][s - 1];
 }
 
-// The outputs of [first, first+count) whose input for tap k lies in the tensor, relative to `first`.
-Range landing_from(const Geometry& g, int axis, int64_t k, int64_t first, int64_t count) {
-  const Range outputs = landing(g, axis, k, first, count);
-  return outputs.low < outputs.high ? Range{outputs.low - first, outputs.high - first} : Range{0, 0};
-}
-
 template <typename T>
-struct BoxJob {
-  const LaneWeightGrad& job;
-  const Geometry& g;
-  static constexpr int L = lanes_of<T>;
-  Visit v{};
-  const int64_t x_lanes, dy_lanes;
-  int64_t x_channel;
-
-  explicit BoxJob(const LaneWeightGrad& j)
-      : job(j), g(*j.geo), x_lanes(j.x_broadcast ? 1 : L), dy_lanes(j.dy_broadcast ? 1 : L) {
-    const int64_t x_row = j.x_box.extent[2] * x_lanes, x_plane = x_row * j.x_box.extent[1];
-    x_channel = x_plane * j.x_box.extent[0];
-    v.dy_row = j.dy_box.extent[2] * dy_lanes;
-    v.dy_plane = v.dy_row * j.dy_box.extent[1];
-    v.dy_channel = v.dy_plane * j.dy_box.extent[0];
-    v.x_plane = x_plane * g.stride[0];
-    v.x_row = x_row * g.stride[1];
-    v.x_pixel = x_lanes * g.stride[2];
-    v.x_r = x_row * g.dilation[1];
-    v.x_s = x_lanes * g.dilation[2];
-    v.sum_s = L;
-    v.sum_r = L * g.kernel[2];
-    v.sum_channel = L * g.taps() * j.sum_step;
-    if (j.images > 1) {  // dy has one plane: images take the place of planes
-      v.dy_plane = j.dy_image;
-      v.x_plane = j.x_image;
-    }
-  }
-
-  // Element offset in the x slab of output (z, y, q) of the box seen through tap (t, r, s).
-  int64_t x_at(int64_t z, int64_t y, int64_t q, int64_t t, int64_t r, int64_t s) const {
-    const int64_t out[3] = {z, y, q}, tap[3] = {t, r, s};
-    int64_t at[3];
-    for (int a = 0; a < 3; ++a)
-      at[a] = (job.dy_box.first[a] + out[a]) * g.stride[a] + tap[a] * g.dilation[a] - g.pad[a] - job.x_box.first[a];
-    return ((at[0] * job.x_box.extent[1] + at[1]) * job.x_box.extent[2] + at[2]) * x_lanes;
-  }
-
-  // Planes z, rows y, pixels q of the box for taps (t, r.., s..) of channels (k.., c).
-  void visit(int64_t k, int kn, int64_t c, int64_t t, int64_t r, int rn, int64_t s, int sn, Range z, Range y, Range q) {
-    v.planes = (z.high - z.low) * job.images;
-    v.rows = y.high - y.low;
-    v.pixels = q.high - q.low;
-    if (v.planes <= 0 || v.rows <= 0 || v.pixels <= 0) return;
-    const T* dy = static_cast<const T*>(job.dy) + k * v.dy_channel + z.low * v.dy_plane + y.low * v.dy_row +
-                  q.low * dy_lanes;
-    const T* x = static_cast<const T*>(job.x) + c * x_channel + x_at(z.low, y.low, q.low, t, r, s);
-    T* sums = static_cast<T*>(job.sums) +
-              ((k * job.sum_step + c) * g.taps() + (t * g.kernel[1] + r) * g.kernel[2] + s) * L;
-    const VisitTile<T> visit = job.x_broadcast    ? tile<T, x_spread>(kn, rn, sn)
-                               : job.dy_broadcast ? tile<T, dy_spread>(kn, rn, sn)
-                                                  : tile<T, lane_by_lane>(kn, rn, sn);
-    visit(v, dy, x, sums);
-  }
-
-  // A tile of rn x sn taps. Rows that some of its taps do not reach are visited tap row by tap row.
-  void taps(int64_t k, int kn, int64_t c, int64_t t, int64_t r, int rn, int64_t s, int sn) {
-    const Range z = landing_from(g, 0, t, job.dy_box.first[0], job.dy_box.extent[0]);
-    const Range all{0, job.dy_box.extent[2]};
-    Range common{0, job.dy_box.extent[1]};
-    Range rows[tallest_r];
-    for (int i = 0; i < rn; ++i) {
-      rows[i] = landing_from(g, 1, r + i, job.dy_box.first[1], job.dy_box.extent[1]);
-      if (rows[i].low > common.low) common.low = rows[i].low;
-      if (rows[i].high < common.high) common.high = rows[i].high;
-    }
-    if (common.high <= common.low) common = {0, 0};
-    visit(k, kn, c, t, r, rn, s, sn, z, common, all);
-    if (rn == 1) return;
-    for (int i = 0; i < rn; ++i) {
-      if (common.high == 0) {
-        visit(k, kn, c, t, r + i, 1, s, sn, z, rows[i], all);
-      } else {
-        visit(k, kn, c, t, r + i, 1, s, sn, z, {rows[i].low, common.low}, all);
-        visit(k, kn, c, t, r + i, 1, s, sn, z, {common.high, rows[i].high}, all);
-      }
-    }
-  }
-
-  void careful_tap(int64_t k, int64_t c, int64_t t, int64_t r, int64_t s) {
-    Range land[3];
-    const int64_t tap[3] = {t, r, s};
-    for (int a = 0; a < 3; ++a) land[a] = landing_from(g, a, tap[a], job.dy_box.first[a], job.dy_box.extent[a]);
-    visit(k, 1, c, t, r, 1, s, 1, land[0], land[1], land[2]);
-  }
-
-  // The tile shape (out parts, taps in y, taps in x) with the fewest cycles: one per product or load, and never fewer
-  // than the latency of a chain of sums.
-  void choose_tile(int& kn, int& rn, int& sn) const {
-    const int64_t K = job.out_parts, R = g.kernel[1], S = g.kernel[2];
-    double best = -1;
-    for (int k = 1; k <= (sizeof(T) == 8 ? 1 : 4); ++k)
-      for (int r = 1; r <= (sizeof(T) == 8 ? 1 : tallest_r); ++r)
-        for (int s = 1; s <= widest_s; ++s) {
-          if (k * r * s > most_sums || k > K || r > R || s > S) continue;
-          // Border rows are visited once for each of r: a small price on each.
-          const double loads = k + r * s, products = k * r * s, rows = r > 1 ? 1.02 + 0.01 * r : 1;
-          const double tile = ((products > loads ? products : loads) + 1.5) * rows;
-          const double tiles_here = double((K + k - 1) / k * ((R + r - 1) / r) * ((S + s - 1) / s));
-          const double cost = tiles_here * (tile < 5.5 ? 5.5 : tile);
-          if (best < 0 || cost < best) best = cost, kn = k, rn = r, sn = s;
-        }
-  }
-
-  void run() {
-    const int64_t R = g.kernel[1], S = g.kernel[2], K = job.out_parts;
-    int kn_most = 1, rn_most = 1, sn_most = 1;
-    if (job.dy_finite) choose_tile(kn_most, rn_most, sn_most);
-    for (int64_t k = 0; k < K; k += kn_most) {
-      const int kn = K - k < kn_most ? int(K - k) : kn_most;
-      for (int64_t c = 0; c < job.in_parts; ++c)
-        for (int64_t t = 0; t < g.kernel[0]; ++t)
-          for (int64_t r = 0; r < R; r += rn_most)
-            for (int64_t s = 0; s < S; s += sn_most) {
-              const int rn = R - r < rn_most ? int(R - r) : rn_most, sn = S - s < sn_most ? int(S - s) : sn_most;
-              if (job.dy_finite) taps(k, kn, c, t, r, rn, s, sn);
-              else careful_tap(k, c, t, r, s);
-            }
-    }
+struct LaneTiles {
+  using X = T;
+  using Dy = T;
+  using Sum = T;
+  static constexpr int most_sums = convgrad::CONVGRAD_ISA::most_sums, most_parts = sizeof(T) == 8 ? 1 : 4,
+                       most_lines = sizeof(T) == 8 ? 1 : tallest_r;
+  static constexpr double latency = 5.5;
+  static VisitTile<T> tile(const LaneWeightGrad& job, int k, int r, int s) {
+    return job.x_broadcast    ? shaped<T, x_spread>(k, r, s)
+           : job.dy_broadcast ? shaped<T, dy_spread>(k, r, s)
+                              : shaped<T, lane_by_lane>(k, r, s);
   }
 };
 
@@ -242,8 +122,8 @@ void sum(const T* slab, int64_t channels, int64_t vectors, T* sums) {
 }  // namespace
 
 void weight_grad_lanes(const LaneWeightGrad& job, bool f64) {
-  if (f64) BoxJob<double>(job).run();
-  else BoxJob<float>(job).run();
+  if (f64) BoxJob<LaneTiles<double>>(job).run();
+  else BoxJob<LaneTiles<float>>(job).run();
 }
 
 bool finite_lanes(const void* slab, int64_t vectors, bool f64) {

@@ -90,6 +90,11 @@ struct LaneWeightGrad {
   void* sums;                     // [out part][in part][taps][lane]
   int64_t sum_step;               // in parts from one out part to the next; at least in_parts
   bool dy_finite;                 // padded x may be multiplied by dy
+  // Where they are given (x_line > 0): elements from one row, part and output pixel of x to the next, and from the
+  // first pixel of a row to each column of taps; pixels of a row of dy. A pixel may be a pair, see few_pairs.h.
+  int64_t x_line, x_part, x_step, columns, dy_width;
+  const int64_t* column;
+  int* shape;  // of the tiles, chosen by the first box of several; null: chosen for each
 };
 
 CONVGRAD_PER_ISA(void load_lanes(const LanePlanes& from, const PixelBox& box, const int64_t* size, void* slab);

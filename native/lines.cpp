@@ -203,6 +203,12 @@ void copy16_block(const char* src, int64_t line_stride, int64_t stride, int64_t 
 }
 
 void pair16_block(const char* src, int64_t line_stride, int64_t pairs, int64_t n, uint16_t* dst, int64_t pitch) {
+#if defined(__AVX512F__)
+  // Words of two lines, alternately: the lower halves of both lines, then the upper ones.
+  const __m512i count = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  const __m512i lower = _mm512_or_si512(count, _mm512_slli_epi32(_mm512_add_epi32(count, _mm512_set1_epi32(32)), 16));
+  const __m512i upper = _mm512_add_epi16(lower, _mm512_set1_epi16(16));
+#endif
   for (int64_t pair = 0; pair < pairs; ++pair, src += 2 * line_stride, dst += pitch) {
     if (pair + lines_ahead / 2 < pairs) {
       prefetch_line(src + lines_ahead * line_stride, n * 2);
@@ -211,6 +217,11 @@ void pair16_block(const char* src, int64_t line_stride, int64_t pairs, int64_t n
     const char* odd = src + line_stride;
     int64_t i = 0;
 #if defined(__AVX512F__)
+    for (; i + 32 <= n; i += 32) {
+      const __m512i a = _mm512_loadu_si512(src + 2 * i), b = _mm512_loadu_si512(odd + 2 * i);
+      _mm512_storeu_si512(dst + 2 * i, _mm512_permutex2var_epi16(a, lower, b));
+      _mm512_storeu_si512(dst + 2 * i + 32, _mm512_permutex2var_epi16(a, upper, b));
+    }
     for (; i + 16 <= n; i += 16) {
       const __m512i a = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(src + 2 * i)));
       const __m512i b = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(odd + 2 * i)));

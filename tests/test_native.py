@@ -101,6 +101,8 @@ TILED = [
     "weight_grad bf16 n1 c64 k130 i30x30 w1x1 NHWC OHWI",
     "weight_grad+bias_grad bf16 n3 c40 k33 i4x9x12 w3x3x3 s1x2x2 p1x1x1",
     "weight_grad bf16>f32 n1 c33 k40 i32x32 w3x3 d12x12 p12x12 NHWC HWIO",
+    "weight_grad bf16 n1 c35 k32 i36x36 w3x3 p1x1 NHWC OHWI",  # more pixels than one call sums
+    "input_grad bf16 n1 c70 k40 i9x12 w3x3 s2x2 p1x1 NHWC OHWI",  # three panels, the last one narrow
 ]
 
 
@@ -117,6 +119,30 @@ for text in {TILED!r}:
     assert oracle.check_nonfinite(text, "native", seed=3)
 """
     in_process(script, CONVGRAD_PARTS="1", CONVGRAD_ISA="amx" if _native.isa_available("amx") else "amx_emulated")
+
+
+def test_the_number_of_threads_changes_no_bit_of_tiles() -> None:
+    """Blocks of channels follow the number of threads here: there must be several cuts, all with the same sums."""
+    if not _native.isa_available("amx_emulated"):
+        pytest.skip("the emulation of tiles needs AVX-512")
+    script = """
+import ml_dtypes
+import numpy as np
+from convgrad.plan import plan
+from convgrad.problem import Problem
+problem, rng = Problem.parse("weight_grad bf16 n2 c70 k200 i9x9 w3x3 p1x1"), np.random.default_rng(0)
+seen, cuts = set(), set()
+dtype = np.dtype(ml_dtypes.bfloat16)
+operands = tuple(rng.standard_normal(problem.shape_of_operand(name)).astype(dtype) for name in problem.operands)
+for threads in (1, 3, 16):
+    chosen = plan(problem, backend="native", num_threads=threads)
+    (found,) = results = (np.zeros(problem.shape_of_operand("weight"), dtype),)
+    chosen.run(operands, results, None)
+    seen.add(found.tobytes())
+    cuts.add(next(note for note in chosen.notes if "result channels" in note))
+assert len(seen) == 1 and len(cuts) > 1, (len(seen), cuts)
+"""
+    in_process(script, CONVGRAD_ISA="amx" if _native.isa_available("amx") else "amx_emulated")
 
 
 @pytest.mark.parametrize("exponents", [(0, 0), (-45, -45), (-60, -60), (-126, 10), (60, 60), (100, -100)])

@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import oracle
 import pytest
 
-from convgrad import Problem, Unsupported, plan
+from convgrad import Problem, Unsupported, _native, plan
 from convgrad.plan import clear_plan_cache
 from convgrad.problem import COMPUTE_MODES
 from convgrad.verify import real_operands
@@ -40,6 +41,14 @@ FEW = [
     "n2 c64 k1 i9x8 w3x3 s2x2 p1x1", "n1 c40 k3 i12x13 w5x4 s2x1 p2:1x0:3 d1x2", "n2 c36 k72 i40 w9 p4 g3",
     "n2 c3 k20 i3x3 w2x2 s4x4", "n60 c2 k20 i3 w3", "n5 c20 k2 i3x3 w3x3 p1:0x2:1", "n1 c16 k16 i7x7 w3x3 p4x4",
     "n3 c130 k5 i7x7 w3x3 p1x1", "n60 c5 k130 i2x2 w2x2", "n2 c3 k70 i13x12 w7x7 s2x2 p3x3",
+    "n1 c3 k8 i3x9x13 w2x3x7 s1x2x2 p1x1x3", "n2 c2 k5 i11x10 w3x4 s2x3 p1x2", "n2 c17 k6 i40 w5 p2",
+]
+# One group with few enough channels to be computed where it lies, with channels last; margins wider than the taps.
+ALONE = [
+    "n2 c16 k4 i9x17 w3x3 p1x1", "n1 c32 k6 i4x5x18 w3x3x3 p1x1x1", "n2 c48 k16 i40 w5 s2 p2",
+    "n1 c64 k64 i7x15 w3x4 p1:2x3:0", "n1 c32 k48 i12x9 w1x1", "n1 c16 k16 i5x33 w3x3 p4x5",
+    "n3 c16 k10 i6x5 w3x7 p1x3",
+    "n1 c16 k32 i3x40x5 w2x3x2 s1x3x1 p1x0x1 d1x2x1",
 ]
 PATCHES = [
     "n2 c3 k48 i16x16 w4x4 s4x4", "n10 c3 k40 i2x4x4 w2x4x4 s2x4x4", "n3 c5 k9 i4x3 w4x3",
@@ -95,7 +104,7 @@ def test_padding_meets_no_inf(family: str, text: str, seed: int, monkeypatch: py
     """Inf and NaN in weights and gradients reach the sums that contain them, and no sum through padded positions."""
     force(family, monkeypatch)
     for turn, result in enumerate(RESULTS):
-        for dtype in ("f32", "f16"):
+        for dtype in ("f32", "f16", "bf16"):
             oracle.check_nonfinite(asked(result, dtype, text, last=turn % 2 == 1), "native", seed=seed, spots=3)
 
 
@@ -134,6 +143,38 @@ def test_less_workspace(family: str, text: str, seed: int, monkeypatch: pytest.M
                 assert "needs at least" in str(error)
                 break
             oracle.check_exact(problem, "native", seed=seed, num_threads=2, max_workspace_bytes=limit)
+
+
+@pytest.mark.parametrize("text", ALONE)
+def test_one_small_group(text: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    force("grouped", monkeypatch)
+    served = 0
+    for dtype in ("f32", "bf16"):
+        for turn, result in enumerate(("conv", "input_grad")):
+            problem = asked(result, dtype, text, last=True)
+            served += plan(problem, backend="native").kernel.startswith("grouped_direct")
+            oracle.check_exact(problem, "native", seed=seed, style=oracle.STYLES[turn])
+            oracle.check_bound(problem, "native", seed=seed)
+            oracle.check_nonfinite(problem, "native", seed=seed, spots=3)
+            operands = real_operands(problem, seed)
+            assert len({(oracle.run_guarded(problem, "native", operands, num_threads=threads) or [b""])[0].tobytes()
+                        for threads in (1, 3)}) == 1
+    assert served or not _native.isa().startswith("avx512")
+
+
+def test_bf16_pixels_in_pairs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few-channel weight gradients by pairs: of eight channels and more, with stand-ins for pixels on both sides."""
+    force("few", monkeypatch)
+    paired = 0
+    for text in (*FEW, "n2 c5 k16 i7x6 w3x3 p1x1", "n1 c2 k3 i5x9 w2x5 s1x3 p0x4",
+                 "n1 c20 k18 i4x11 w3x3 s2x2 d2x3 p2x3"):
+        for last in (False, True):
+            for result in RESULTS[2:]:
+                problem = asked(result, "bf16", text, last)
+                paired += "_bf16_" in plan(problem, backend="native").kernel
+                oracle.check_exact(problem, "native", seed=seed)
+                oracle.check_nonfinite(problem, "native", seed=seed, spots=2)
+    assert paired > len(FEW) or _native.isa() != "avx512_bf16" or "AMD" not in Path("/proc/cpuinfo").read_text()
 
 
 def test_layouts_agree_bit_by_bit(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:

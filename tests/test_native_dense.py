@@ -1,0 +1,70 @@
+"""The native dense family where it takes short cuts: sources read in place, sums in the result, tiles stored early."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import oracle
+import pytest
+
+from convgrad import Problem, plan
+from convgrad.plan import clear_plan_cache
+from convgrad.verify import real_operands
+
+pytestmark = pytest.mark.skipif("native" not in oracle.available_backends(), reason="the native module is not built")
+
+# Channels last. Result channels of whole panels (32, or a half of 16) take sums in place, others do not; rows of pixels
+# that meet the border on both sides, at one side, through no tap at all, and longer than one strip.
+IN_PLACE = [
+    "n2 c32 k48 i9x17 w3x3 p1x1", "n1 c16 k32 i5x30 w3x5 p2x4 d2x2", "n2 c48 k16 i40 w11 p25 d5",
+    "n1 c64 k32 i4x6x15 w3x3x3 p1x1x1", "n2 c32 k32 i9x13 w3x3 s2x2 p1x1", "n1 c32 k32 i5x5 w3x3 p4x4",
+    "n1 c32 k24 i12x11 w3x3", "n2 c20 k40 i7x9 w2x2 s2x2", "n3 c64 k32 i8x8 w1x1", "n1 c32 k32 i3x29 w1x9 p0:0x8:0",
+    "n1 c32 k1024 i4x6 w3x3 p1x1",
+]
+# The result channels are neighbours in the weight: tiles of its gradient are stored when they are complete.
+TIME_FIRST = ["n4 c40 k64 i20 w3 p1 TBC LIO", "n2 c70 k33 i50 w1 TBC LIO", "n3 c20 k40 i9 w4 p5:3 TBC LIO"]
+LAST = {1: ("NLC", "OLI"), 2: ("NHWC", "OHWI"), 3: ("NDHWC", "ODHWI")}
+
+
+def asked(result: str, dtype: str, text: str) -> Problem:
+    problem = Problem.parse(f"{result} {dtype} {text}")
+    if text.endswith("LIO"):
+        return problem
+    layout, weight_layout = LAST[problem.conv.axes]
+    return problem.with_(layout=layout, weight_layout=weight_layout)
+
+
+@pytest.fixture(autouse=True)
+def _dense_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("CONVGRAD_FAMILY", "dense")
+    clear_plan_cache()
+    yield
+    clear_plan_cache()
+
+
+@pytest.mark.parametrize("text", IN_PLACE + TIME_FIRST)
+def test_integers_bit_by_bit(text: str, seed: int) -> None:
+    for place, dtype in enumerate(("f32", "bf16", "f64", "f16>f32", "bf16>f32", "f32>bf16")):
+        for turn, result in enumerate(("conv", "input_grad", "weight_grad")):
+            problem = asked(result, dtype, text)
+            assert plan(problem, backend="native").kernel.startswith("gemm_")
+            oracle.check_exact(problem, "native", seed=seed, style=oracle.STYLES[(place + turn) % 4])
+
+
+@pytest.mark.parametrize("text", IN_PLACE + TIME_FIRST)
+def test_padding_meets_no_inf(text: str, seed: int) -> None:
+    for result in ("conv", "input_grad", "weight_grad"):
+        for dtype in ("f32", "bf16", "f16"):
+            oracle.check_nonfinite(asked(result, dtype, text), "native", seed=seed, spots=3)
+
+
+@pytest.mark.parametrize("text", IN_PLACE + TIME_FIRST)
+def test_same_bits_for_any_threads(text: str, seed: int) -> None:
+    for result in ("conv", "input_grad", "weight_grad"):
+        problem = asked(result, "f32", text)
+        operands = real_operands(problem, seed)
+        oracle.check_bound(problem, "native", seed=seed)
+        bits = {tuple(array.tobytes() for array in
+                      oracle.run_guarded(problem, "native", operands, num_threads=threads) or ())
+                for threads in (1, 2, 7)}
+        assert len(bits) == 1, str(problem)
