@@ -10,7 +10,7 @@ import pytest
 from oracle import check_bound, check_nonfinite
 
 from convgrad import Problem
-from convgrad.plan import clear_plan_cache
+from convgrad.plan import clear_plan_cache, plan
 
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
@@ -103,3 +103,35 @@ def test_parts_keep_the_contract(text: str, question: str, monkeypatch: pytest.M
         check_nonfinite(f"{question} f32 {text}", "triton")
     finally:
         clear_plan_cache()
+
+
+@needs_gpu
+@pytest.mark.parametrize("images, share", [(2, 1), (6, 3)])
+def test_infinite_operands_of_split_sums(images: int, share: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real numbers, whose lower parts meet Inf as well; several runs, and several chunks in a third of the memory."""
+    from convgrad.backends.triton import part_plans
+    from convgrad.backends.triton.geometry import geometry
+    from convgrad.backends.triton.ways import weight_by_parts
+
+    monkeypatch.setattr(part_plans, "POINTER_FLOPS", 1.0)
+    problem = Problem.parse(f"weight_grad f32 n{images} c64 k64 i19x17 w3x3 p1x1 NHWC OHWI cuda")
+    geo = geometry(problem.conv)
+    whole = part_plans.for_weight(problem, geo, None)
+    assert whole is not None
+    way = weight_by_parts(problem, geo, whole.workspace_bytes // share, None)
+    assert way is not None
+    rng = np.random.default_rng(4)
+    operands = [rng.standard_normal(problem.shape_of_operand(name)).astype(np.float32) for name in problem.operands]
+    operands[0][0, 5, 3, 4] = np.inf
+    operands[1][images - 1, 9, 0, 0] = -np.inf
+    expected = np.empty(problem.conv.weight_shape)
+    plan(problem.with_(dtype="float64", compute="f64", out_dtype="float64", device="cpu"), backend="reference").run(
+        tuple(operand.astype(np.float64) for operand in operands), (expected,), None)
+    on_gpu = tuple(torch.from_numpy(operand).cuda().contiguous(memory_format=torch.channels_last)
+                   for operand in operands)
+    result = torch.empty(problem.conv.weight_shape, device="cuda", memory_format=torch.channels_last)
+    way.run(on_gpu, result, None)
+    got = result.cpu().numpy()
+    assert np.array_equal(np.isnan(got), np.isnan(expected))
+    assert np.array_equal(got[np.isinf(expected)], expected[np.isinf(expected)])
+    assert np.isfinite(got[np.isfinite(expected)]).all()

@@ -20,7 +20,7 @@ from .launch import INTERPRETED, Launch, Step, power_of_two
 from .line_plans import LAUNCH_SECONDS, MEMORY_BYTES, LineTile, choose_lines, line_weight
 from .numbers_on_device import rounding, scratch
 from .parts import split_kernel
-from .tiles import WORKSPACE_FLOOR
+from .tiles import workspace_limit
 
 PART_BYTES = 2
 # Products of parts, highest first: high*high, high*middle, middle*high (and middle*middle, high*low, low*high). The
@@ -50,12 +50,6 @@ def parts_of(products: int) -> int:
 
 def flops_of(geo: Geometry) -> float:
     return 2.0 * geo.groups * geo.group_out * geo.group_in * geo.taps * geo.pixels
-
-
-def workspace_limit(geo: Geometry, max_workspace: int | None) -> int:
-    """max(64 MiB, twice the weight gradient in float32), or what the caller allows."""
-    limit = max(WORKSPACE_FLOOR, 8 * geo.groups * geo.group_out * geo.group_in * geo.taps)
-    return limit if max_workspace is None else min(limit, max_workspace)
 
 
 def outer_axis(extents: tuple[int, int, int]) -> int:

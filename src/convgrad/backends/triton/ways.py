@@ -152,17 +152,21 @@ def by_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice:
     tile, splits = plan.tile, plan.tile.splits
     add = add_step(geo, splits)
     shape = (splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
+    copied = sum(plan.copies) // 4
+    needed = copied + (math.prod(shape) if splits > 1 else 0)
 
     def run(operands: Operands, result: Any, workspace: Any) -> None:
-        if splits == 1:
-            plan.write(operands[0], operands[1], result)
+        memory = scratch(problem, workspace, (needed,), result) if needed else None
+        dy, x = plan.copied(operands[0], operands[1], memory)
+        if memory is None or splits == 1:
+            plan.write(dy, x, result)
             return
-        partial = scratch(problem, workspace, shape, result)
-        plan.write(operands[0], operands[1], partial.permute(0, 1, 5, 2, 3, 4))
+        partial = memory[copied:].view(shape)
+        plan.write(dy, x, partial.permute(0, 1, 5, 2, 3, 4))
         add(partial, result)
 
     return Way(f"lines_{short(problem)}_{tile.BK}x{tile.NT}x{tile.CB}_split{splits}", str(tile), tile.seconds,
-               4 * math.prod(shape) if splits > 1 else 0,
+               4 * needed,
                lambda operands, result: plan.take(operands[0], operands[1]), run)
 
 
