@@ -33,6 +33,8 @@ GEOMETRIES = (
     "n2 c136 k80 i7x7 w3x3 p1x1 NHWC OHWI",
     "n2 c22 k36 i19 w3 p4:0 d2 NLC OLI",
     "n2 c24 k20 i6x7 w2x3 p1x1 NHWC HWIO",
+    "n2 c24 k136 i6x7 w2x3 p1x1 NHWC HWIO",
+    "n3 c72 k40 i9 w3 p1 TBC LIO",
 )
 
 
@@ -143,11 +145,10 @@ def walk(lines: Any, source: Any, weight: Any, shape: tuple[int, ...]) -> Any:
                 flat = (tap[0] * kernel[1] + tap[1]) * kernel[2] + tap[2]
                 line = 8 * v["LINE_UNITS"] * (taps - 1 - t if is_input else t)
                 a_rows = held[line:line + v["BM"]]
-                if is_input:
-                    b = box_at(weight_box, (group * v["RED"] + c, flat * v["WEIGHT_COL"] + column))
-                else:
-                    b = box_at(weight_box, (group * v["COL"] + column, flat * v["RED"] + c)).T
-                acc += a_rows @ b
+                at_weight = (group * v["RED"] + c, flat * v["WEIGHT_COL"] + column) if is_input else \
+                    (group * v["COL"] + column, flat * v["RED"] + c)
+                b = box_at(weight_box, at_weight[::-1] if v["TURNED"] else at_weight)
+                acc += a_rows @ (b.T if is_input == v["TURNED"] else b)
         if item >= v["whole"]:
             parts[tile] = parts.get(tile, 0) + acc
             if part + 1 < v["PARTS"]:
@@ -191,6 +192,9 @@ def test_tiles_sum_every_product_once(routine: str, text: str, monkeypatch: pyte
     order = (0, *range(2, len(shape)), 1)
     source, weight = (torch.from_numpy(np.ascontiguousarray(a.transpose(order))).bfloat16().permute(
         *(order.index(axis) for axis in range(a.ndim))) for a in operands)
+    if problem.weight_layout.endswith("IO"):
+        around = (*range(2, len(shape)), 1, 0)
+        weight = weight.permute(around).contiguous().permute(*(around.index(axis) for axis in range(len(shape))))
     tiles: dict[Any, Any] = {}
     for tile in box_line_tiles.all_tiles(box_line_tiles.work_of(problem, geo), None):
         tiles.setdefault((tile.BM == 64, tile.NT > 1 and tile.axis, tile.parts > 1, tile.CB), tile)
@@ -226,6 +230,7 @@ def test_on_a_gpu(routine: str, text: str) -> None:
 @pytest.mark.parametrize("routine", ["conv", "input_grad"])
 def test_agrees_with_its_plain_twin(routine: str, text: str) -> None:
     from convgrad.backends.triton import box_line_plans
+    from convgrad.backends.triton.ahead import empty_tensor
     from convgrad.backends.triton.candidates import choice_of
     from convgrad.backends.triton.geometry import geometry
     from convgrad.backends.triton.plans import make_plan
@@ -236,8 +241,8 @@ def test_agrees_with_its_plain_twin(routine: str, text: str) -> None:
     operands = []
     for name in problem.operands:
         shape = problem.shape_of_operand(name)
-        stored = torch.randint(-3, 4, (shape[0], *shape[2:], shape[1]), device="cuda", generator=generator).bfloat16()
-        operands.append(stored.permute(0, -1, *range(1, len(shape) - 1)))
+        operands.append(empty_tensor(problem, name, problem.dtype, "cuda"))
+        operands[-1].copy_(torch.randint(-3, 4, shape, device="cuda", generator=generator))
     shape = problem.conv.shape_of(problem.wrt)
     wanted = torch.empty((shape[0], *shape[2:], shape[1]), device="cuda", dtype=torch.bfloat16).permute(
         0, -1, *range(1, len(shape) - 1))

@@ -42,13 +42,20 @@ def up8(channels: int) -> int:
     return -(-channels // 8) * 8
 
 
+def turned_weight(problem: Problem, geo: Geometry) -> bool:
+    """Whether output channels are the neighbours in a weight that the copy engine can read as it lies."""
+    return (problem.weight_layout.endswith("IO") and problem.dtype not in STORED_8BIT and geo.groups == 1
+            and geo.group_in % 8 == 0 and geo.group_out % 8 == 0)
+
+
 def copies_for(problem: Problem, geo: Geometry) -> Copies:
-    """Which operands have rows that are no multiples of 16 bytes, or weights with other rows than (taps, inputs)."""
+    """Which operands have rows that are no multiples of 16 bytes, or lie as the kernel does not read them."""
     is_input, channels_in = problem.wrt == "input", geo.group_in
     red = geo.group_out if is_input else channels_in
     pixels = geo.batch * math.prod(geo.y if is_input else geo.x)
     rows = geo.groups * geo.group_out * geo.taps
-    other = not (problem.weight_layout.startswith("O") and problem.weight_layout.endswith("I"))
+    rows_of_inputs = problem.weight_layout.startswith("O") and problem.weight_layout.endswith("I")
+    other = not (rows_of_inputs or turned_weight(problem, geo))
     ragged = channels_in % 8 and (channels_in * geo.taps % 8 or not is_input)
     decoded = problem.dtype in STORED_8BIT  # weights as 16-bit numbers; the source is decoded on its way to products
     return Copies(2 * pixels * up8(red) if red % 8 and not decoded else 0,
@@ -88,10 +95,11 @@ def box_descriptor(tensor: Any, box: Box, channels: int, steps: Three) -> BoxDes
                          layout_of(tensor.element_size(), channels, 5), box=(*box, channels), steps=(1, *steps, 1))
 
 
-def weight_descriptor(weight: Any, block: tuple[int, int]) -> BoxDescriptor:
-    plain = box_plans.weight_descriptor(weight, block)
-    return BoxDescriptor(plain.base, plain.shape, plain.strides, plain.block_shape,
-                         layout_of(weight.element_size(), block[1], 2))
+def weight_descriptor(weight: Any, block: tuple[int, int], turned: bool) -> BoxDescriptor:
+    """Of the weight as (output channel, all taps and input channels), or `turned`."""
+    outputs, row = weight.shape[0], math.prod(weight.shape[1:])
+    shape, step = ([row, outputs], outputs) if turned else ([outputs, row], weight.stride(0) if outputs > 1 else row)
+    return BoxDescriptor(weight, shape, [step, 1], list(block), layout_of(weight.element_size(), block[1], 2))
 
 
 @dataclass(frozen=True)
@@ -123,8 +131,8 @@ class BoxLines:
             lies = lies and (result.shape[-1] == 1 or result.stride(-1) == result.shape[1])
         steps = [step for axis, step in enumerate(source.stride()) if axis != 1 and source.shape[axis] > 1]
         aligned = box_plans.tensors_fit(source) and not any(step * source.element_size() % 16 for step in steps)
-        return (lies and (self.copies.source > 0 or aligned)
-                and (self.copies.weight > 0 or box_plans.weight_rows_fit(weight)))
+        rows_fit = box_plans.turned_rows_fit if turned_weight(self.problem, self.geo) else box_plans.weight_rows_fit
+        return lies and (self.copies.source > 0 or aligned) and (self.copies.weight > 0 or rows_fit(weight))
 
     def run(self, source: Any, weight: Any, result: Any, memory: Any) -> None:
         """Write the result; `memory` has as many float32 elements as a call needs."""
@@ -209,7 +217,8 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
     copied[1 + tile.axis] += (tile.NT - 1) * geo.dilation[tile.axis]
     units, line_units = units_of(work, tile.BM, tile.box, tile.axis, tile.NT)
     chunk = min(tile.BN, 128 // work.out_bytes)
-    weight_block = (tile.CB, tile.BN) if is_input else (tile.BN, tile.CB)
+    turned = turned_weight(problem, geo)
+    weight_block = (tile.BN, tile.CB) if is_input == turned else (tile.CB, tile.BN)
     halves = tile.warps // 4
     beside = half_box(tile.box, tile.BM // halves)
     dense = (not patch and (geo.groups == 1 or col % tile.BN == 0) and (halves == 1 or beside is not None)
@@ -230,7 +239,7 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
         target = box_descriptor(result, half, chunk, geo.stride if is_input else ONES) if by_box(result) else None
         steps = ONES if is_input else geo.stride
         return (box_descriptor(source, (copied[0], copied[1], copied[2], copied[3]), tile.CB, steps),
-                weight_descriptor(weight, weight_block), target, source, weight, result, parts)
+                weight_descriptor(weight, weight_block, turned), target, source, weight, result, parts)
 
     def write(source: Any, weight: Any, result: Any, parts: Any) -> Launch:
         sn, _, *s = strides_of(source)
@@ -238,7 +247,7 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
         ralign, (rn, *r) = aligned_strides((rn, *r))
         scalars = (items, tile.whole, geo.batch, *(geo.y if is_input else geo.x), *to_extents, *boxes, turn, sn, *s,
                    *strides_of(weight), rn, *r)
-        more = {"RALIGN": ralign, "RED": red, "WEIGHT_COL": weight_col, "NT": tile.NT,
+        more = {"RALIGN": ralign, "RED": red, "WEIGHT_COL": weight_col, "TURNED": turned, "NT": tile.NT,
                 "AXIS": tile.axis if tile.NT > 1 else -1, "UNITS": units, "LINE_UNITS": line_units,
                 "SOURCE_BYTES": math.prod(copied) * tile.CB * work.source_bytes, "CB": tile.CB, "SS": tile.source_slots,
                 "WS": tile.weight_slots, "OS": tile.out_slots, "CHUNK": chunk, "BY_BOX": by_box(result),

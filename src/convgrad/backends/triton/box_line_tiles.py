@@ -13,6 +13,7 @@ from .geometry import Geometry
 from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR, Box
 
 SHARED_BYTES = 228 * 1024  # of a multiprocessor
+MOST_SLOTS = 12
 LOST_BYTES = 1024 + 512  # of a program: kept by the driver, and for barriers and what the compiler needs
 # (positions, columns, warps, programs that share a multiprocessor)
 SHAPES = ((128, 256, 8, 1), (256, 128, 8, 1), (128, 128, 8, 1), (128, 128, 4, 2), (64, 256, 4, 2), (256, 64, 8, 1),
@@ -23,13 +24,13 @@ CACHE_RATE = 90e9
 STEP_SECONDS = 0.01e-6
 DISTURBANCE = 0.5e-12  # seconds that a copied byte takes from the products
 ROW_SECONDS = 0.95e-9  # to copy a row of up to 128 bytes
+COPY_SECONDS = 0.9e-6  # from the start of a copy to its end
 MEMORY_RATE = 3.8e12  # of all together
-TILE_SECONDS = 0.8e-6  # to fill the pipeline, to store a tile
-STORE_RATE = 70e9
+TILE_SECONDS = 0.8e-6  # to fill the pipeline
+STORES = {8: (0.4e-6, 70e9), 4: (1.6e-6, 34e9)}  # of a tile, by warps: of eight, one half multiplies meanwhile
 LAUNCH_SECONDS = 4e-6
-TOGETHER = 1.09  # what programs that share a multiprocessor lose
-PARTS_SECONDS = 7e-6  # of the kernel that adds parts, beside its bytes
-PARTS_RATE = 2.5e12
+PARTS_SECONDS = 5e-6  # of the kernel that adds parts, beside its bytes
+PARTS_RATE = 1.5e12
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,9 @@ def all_tiles(work: Work, max_workspace: int | None) -> Iterator[BoxLineTile]:
             if box is None:
                 continue
             for depth in (64, 32, 16) if work.source_bytes == 2 else (64, 32):
-                yield from tiles_with(work, (rows, columns, warps, together), max(axis, 0), taps, box, depth,
-                                      max_workspace)
+                for shared in {1, together}:
+                    yield from tiles_with(work, (rows, columns, warps, shared), max(axis, 0), taps, box, depth,
+                                          max_workspace)
 
 
 def sizes(extent: int, most: int) -> list[int]:
@@ -176,6 +178,10 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
     """Tiles with as many slots as fit into shared memory, and their estimated times; none where it cannot be."""
     geo = work.geo
     rows, columns, warps, together = shape
+    boxes = math.prod(-(-extent // size) for extent, size in zip(work.positions, box))
+    tiles = boxes * -(-work.columns // columns) * geo.groups * len(work.phases)
+    if warps == 4 and (together == 1) != (tiles <= MULTIPROCESSORS):
+        return  # four warps have a multiprocessor to themselves, and more slots, where there are enough of them
     copied = copied_rows(work, box, axis, taps)
     if copied == 0 or (work.red % depth and geo.groups > 1) or (depth > 16 and work.red <= depth // 2):
         return
@@ -187,10 +193,10 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
     for out_slots in (2, 1) if columns > chunk else (1,):
         left = room - out_slots * rows * chunk * work.out_bytes
         if taps == 1:
-            source_slots = weight_slots = min(8, left // (source_bytes + weight_bytes))
+            source_slots = weight_slots = min(MOST_SLOTS, left // (source_bytes + weight_bytes))
         else:
             source_slots = 2 if left - 3 * source_bytes < 4 * weight_bytes else 3
-            weight_slots = min(8, (left - source_slots * source_bytes) // weight_bytes)
+            weight_slots = min(MOST_SLOTS, (left - source_slots * source_bytes) // weight_bytes)
         if weight_slots >= 4 or out_slots * chunk > columns:
             break
     if source_slots < 2 or weight_slots < 3:
@@ -199,22 +205,20 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
     filled = copied * depth * work.source_bytes / taps + weight_bytes
     copies = copied / taps + (depth * -(-columns // 64) if work.is_input else columns)
     step = max(products, filled / CACHE_RATE, copies * ROW_SECONDS) + DISTURBANCE * filled + STEP_SECONDS
-    step *= together * TOGETHER if together > 1 else 1
     depth_steps = -(-work.red // depth)
-    boxes = math.prod(-(-extent // size) for extent, size in zip(work.positions, box))
-    per_phase = boxes * -(-work.columns // columns) * geo.groups
-    slots = MULTIPROCESSORS * together
-    store = rows * columns * work.out_bytes / STORE_RATE + TILE_SECONDS / 2
     phases = work.phases
+    slots = MULTIPROCESSORS * together
+    sharing = min(together, -(-tiles // MULTIPROCESSORS))
+    step = max(step * sharing, COPY_SECONDS / weight_slots)
+    store = STORES[warps][0] + rows * columns * work.out_bytes / STORES[warps][1]
     share = math.prod(inside_share(work, box[1 + a], a) for a in range(3) if taps == 1 or a != axis)
-    seconds = TILE_SECONDS
+    seconds = TILE_SECONDS + STORES[4][0] - STORES[warps][0]  # nothing is left to multiply while the last is stored
     steps = sum(map(math.prod, phases)) / len(phases)
-    last = max(steps * share * depth_steps * step + store, together * store)
-    seconds += -(-per_phase * len(phases) // slots) * last
+    last = steps * share * depth_steps * step + store
+    seconds += -(-tiles // slots) * last
     x_bytes, y_bytes = (work.out_bytes, work.source_bytes) if work.is_input else (work.source_bytes, work.out_bytes)
     moved = geo.batch * geo.groups * (x_bytes * geo.group_in * math.prod(geo.x)
                                       + y_bytes * geo.group_out * math.prod(geo.y))
-    tiles = per_phase * len(phases)
     floor = moved / MEMORY_RATE
 
     def tile(whole: int, parts: int, seconds: float) -> BoxLineTile:

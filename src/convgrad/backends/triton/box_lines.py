@@ -58,8 +58,8 @@ def copy_source(source_box, slots, full, empty, items, whole, counts, source_ext
 @gluon.jit
 def copy_weight(weight_box, slots, full, empty, items, whole, counts, source_extents, GEOMETRY: gl.constexpr,
                 SHAPE: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr,
-                WEIGHT_COL: gl.constexpr, CB: gl.constexpr, PARTS: gl.constexpr, SLOTS: gl.constexpr,
-                BYTES: gl.constexpr):
+                WEIGHT_COL: gl.constexpr, TURNED: gl.constexpr, CB: gl.constexpr, PARTS: gl.constexpr,
+                SLOTS: gl.constexpr, BYTES: gl.constexpr):
     """The warp that copies boxes of the weight: one for every tap and step of channels."""
     K, T, D, _P, G, INPUT = GEOMETRY
     DEPTH_STEPS: gl.constexpr = (RED + CB - 1) // CB
@@ -79,12 +79,14 @@ def copy_weight(weight_box, slots, full, empty, items, whole, counts, source_ext
                 tap = (tap0 * K[1] + tap1) * K[2] + tap2
                 mbarrier.wait(empty.index(slot), round ^ 1)
                 mbarrier.expect(full.index(slot), BYTES)
-                if INPUT:
-                    tma.async_copy_global_to_shared(weight_box, [group * RED + c, tap * WEIGHT_COL + column],
-                                                    full.index(slot), slots.index(slot))
+                from_output = group * RED + c if INPUT else group * COL + column
+                from_input = tap * WEIGHT_COL + column if INPUT else tap * RED + c
+                if TURNED:
+                    tma.async_copy_global_to_shared(weight_box, [from_input, from_output], full.index(slot),
+                                                    slots.index(slot))
                 else:
-                    tma.async_copy_global_to_shared(weight_box, [group * COL + column, tap * RED + c],
-                                                    full.index(slot), slots.index(slot))
+                    tma.async_copy_global_to_shared(weight_box, [from_output, from_input], full.index(slot),
+                                                    slots.index(slot))
                 slot, carry = wrapped(slot, 1, SLOTS)
                 round ^= carry
             m0, m1, m2, depth = next_slot(m0, m1, m2, depth, outer, DEPTH_STEPS)
@@ -248,9 +250,9 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
               pointers, items, whole, counts, extents, source_extents, source_steps, weight_steps, result_steps,
               GEOMETRY: gl.constexpr, SHAPE: gl.constexpr, STRIDE: gl.constexpr, ROWS: gl.constexpr,
               PATCH: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr,
-              PARTS: gl.constexpr, UNITS: gl.constexpr, LINE_UNITS: gl.constexpr, BESIDE: gl.constexpr,
-              BM: gl.constexpr, CB: gl.constexpr, SS: gl.constexpr, WS: gl.constexpr, OS: gl.constexpr,
-              CHUNK: gl.constexpr, BY_BOX: gl.constexpr):
+              TURNED: gl.constexpr, PARTS: gl.constexpr, UNITS: gl.constexpr, LINE_UNITS: gl.constexpr,
+              BESIDE: gl.constexpr, BM: gl.constexpr, CB: gl.constexpr, SS: gl.constexpr, WS: gl.constexpr,
+              OS: gl.constexpr, CHUNK: gl.constexpr, BY_BOX: gl.constexpr):
     """Four multiplying warps: the sums of their rows of tile after tile, and their way to the result."""
     source_full, source_empty, weight_full, weight_empty = barriers
     INPUT: gl.constexpr = GEOMETRY[5]
@@ -281,7 +283,9 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
                 unit = (NT - 1 - t if INPUT else t) * LINE_UNITS + HALF * (HM // 8)
                 a = source_slots.index(source_slot * UNITS + unit)._reinterpret(source_slots.dtype, [HM, CB],
                                                                                  rows_layout)
-                b = weight_slots.index(weight_slot) if INPUT else weight_slots.index(weight_slot).permute([1, 0])
+                b = weight_slots.index(weight_slot)
+                if INPUT == TURNED:
+                    b = b.permute([1, 0])
                 if DECODE:  # from registers, which must not change before the products are finished
                     left = a.load(gl.DotOperandLayout(0, layout, 2)).to(operand)
                     acc = warpgroup_mma(left, b, acc, is_async=True)
@@ -333,13 +337,15 @@ def box_lines_kernel(
         D0: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
         G0: gl.constexpr, G1: gl.constexpr, G2: gl.constexpr,
-        RED: gl.constexpr, COL: gl.constexpr, WEIGHT_COL: gl.constexpr, INPUT: gl.constexpr,
+        RED: gl.constexpr, COL: gl.constexpr, WEIGHT_COL: gl.constexpr, TURNED: gl.constexpr, INPUT: gl.constexpr,
         PATCH: gl.constexpr, PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr,
         AXIS: gl.constexpr, NT: gl.constexpr, PARTS: gl.constexpr, UNITS: gl.constexpr, LINE_UNITS: gl.constexpr,
         SOURCE_BYTES: gl.constexpr, HN: gl.constexpr, H0: gl.constexpr, H1: gl.constexpr, H2: gl.constexpr,
         BM: gl.constexpr, BN: gl.constexpr, CB: gl.constexpr, SS: gl.constexpr, WS: gl.constexpr, OS: gl.constexpr,
         CHUNK: gl.constexpr, BY_BOX: gl.constexpr, HALVES: gl.constexpr):
     """UNITS of 8 rows make a slot of the source, LINE_UNITS the distance of two taps that share a box.
+
+    The weight lies as rows of (tap, input channel), one for each output channel, or TURNED.
 
     PATCH: windows lie side by side. Columns are all (tap, channel) pairs, and there is one slot, whatever the stride.
     Tiles from `whole` on are summed in PARTS parts, which go to `parts` and are added by `add_box_parts_kernel`.
@@ -358,10 +364,10 @@ def box_lines_kernel(
     out_layout: gl.constexpr = gl.NVMMASharedLayout(CHUNK * out_type.primitive_bitwidth // 8,
                                                     out_type.primitive_bitwidth, rank=2)
     source_slots = gl.allocate_shared_memory(dtype, [SS * UNITS, 8, CB], source_layout)
-    if INPUT:
-        weight_slots = gl.allocate_shared_memory(weight.dtype.element_ty, [WS, CB, BN], weight_box.layout)
-    else:
+    if INPUT == TURNED:
         weight_slots = gl.allocate_shared_memory(weight.dtype.element_ty, [WS, BN, CB], weight_box.layout)
+    else:
+        weight_slots = gl.allocate_shared_memory(weight.dtype.element_ty, [WS, CB, BN], weight_box.layout)
     out_slots = gl.allocate_shared_memory(out_type, [HALVES * OS, BM // HALVES, CHUNK], out_layout)
     source_full = gl.allocate_shared_memory(gl.int64, [SS, 1], mbarrier.MBarrierLayout())
     source_empty = gl.allocate_shared_memory(gl.int64, [SS, 1], mbarrier.MBarrierLayout())
@@ -391,25 +397,25 @@ def box_lines_kernel(
         gl.warp_specialize(
             [(sum_tiles, (0, 2, source_slots, weight_slots, out_slots, barriers, result_box, tensors, items, whole,
                           counts, extents, source_extents, source_steps, weight_steps, result_steps, GEOMETRY, SHAPE,
-                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB, SS, WS,
-                          OS, CHUNK, BY_BOX)),
+                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, TURNED, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB,
+                          SS, WS, OS, CHUNK, BY_BOX)),
              (sum_tiles, (1, 2, source_slots, weight_slots, out_slots, barriers, result_box, tensors, items, whole,
                           counts, extents, source_extents, source_steps, weight_steps, result_steps, GEOMETRY, SHAPE,
-                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB, SS, WS,
-                          OS, CHUNK, BY_BOX)),
+                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, TURNED, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB,
+                          SS, WS, OS, CHUNK, BY_BOX)),
              (copy_source, (source_box, source_slots, source_full, source_empty, items, whole, counts, source_extents,
                             GEOMETRY, SHAPE, AXIS, NT, RED, CB, PARTS, UNITS, SS, SOURCE_BYTES)),
              (copy_weight, (weight_box, weight_slots, weight_full, weight_empty, items, whole, counts, source_extents,
-                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_COL, CB, PARTS, WS, CB * BN * 2))],
+                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_COL, TURNED, CB, PARTS, WS, CB * BN * 2))],
             [4, 1, 1], [240, 24, 24])
     else:
         gl.warp_specialize(
             [(sum_tiles, (0, 1, source_slots, weight_slots, out_slots, barriers, result_box, tensors, items, whole,
                           counts, extents, source_extents, source_steps, weight_steps, result_steps, GEOMETRY, SHAPE,
-                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB, SS, WS,
-                          OS, CHUNK, BY_BOX)),
+                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, TURNED, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB,
+                          SS, WS, OS, CHUNK, BY_BOX)),
              (copy_source, (source_box, source_slots, source_full, source_empty, items, whole, counts, source_extents,
                             GEOMETRY, SHAPE, AXIS, NT, RED, CB, PARTS, UNITS, SS, SOURCE_BYTES)),
              (copy_weight, (weight_box, weight_slots, weight_full, weight_empty, items, whole, counts, source_extents,
-                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_COL, CB, PARTS, WS, CB * BN * 2))],
+                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_COL, TURNED, CB, PARTS, WS, CB * BN * 2))],
             [1, 1], [24, 24])
