@@ -279,7 +279,8 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
         for step in range(begin, end):
             mbarrier.wait(source_full.index(source_slot), source_round)
             for t in gl.static_range(NT):
-                mbarrier.wait(weight_full.index(weight_slot), weight_round)
+                if NT > 1:  # otherwise one barrier stands for a slot of both
+                    mbarrier.wait(weight_full.index(weight_slot), weight_round)
                 unit = (NT - 1 - t if INPUT else t) * LINE_UNITS + HALF * (HM // 8)
                 a = source_slots.index(source_slot * UNITS + unit)._reinterpret(source_slots.dtype, [HM, CB],
                                                                                  rows_layout)
@@ -294,7 +295,8 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
                     acc = warpgroup_mma(a, b, acc, is_async=True)
                     acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
                 # the products before these are finished: their slots are free
-                mbarrier.arrive(weight_empty.index(weight_before), pred=(step > begin) | (t > 0))
+                if NT > 1:
+                    mbarrier.arrive(weight_empty.index(weight_before), pred=(step > begin) | (t > 0))
                 if t == 0:
                     mbarrier.arrive(source_empty.index(source_before), pred=step > begin)
                 weight_before = weight_slot
@@ -304,7 +306,8 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
             source_slot, carry = wrapped(source_slot, 1, SS)
             source_round ^= carry
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-        mbarrier.arrive(weight_empty.index(weight_before), pred=end > begin)
+        if NT > 1:
+            mbarrier.arrive(weight_empty.index(weight_before), pred=end > begin)
         mbarrier.arrive(source_empty.index(source_before), pred=end > begin)
         parts_at = (item - whole) * (BM * BN)
         if any_nan(acc):
@@ -371,14 +374,19 @@ def box_lines_kernel(
     out_slots = gl.allocate_shared_memory(out_type, [HALVES * OS, BM // HALVES, CHUNK], out_layout)
     source_full = gl.allocate_shared_memory(gl.int64, [SS, 1], mbarrier.MBarrierLayout())
     source_empty = gl.allocate_shared_memory(gl.int64, [SS, 1], mbarrier.MBarrierLayout())
-    weight_full = gl.allocate_shared_memory(gl.int64, [WS, 1], mbarrier.MBarrierLayout())
-    weight_empty = gl.allocate_shared_memory(gl.int64, [WS, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(SS):
-        mbarrier.init(source_full.index(i), count=1)
+        mbarrier.init(source_full.index(i), count=1 if NT > 1 else 2)
         mbarrier.init(source_empty.index(i), count=HALVES)
-    for i in gl.static_range(WS):
-        mbarrier.init(weight_full.index(i), count=1)
-        mbarrier.init(weight_empty.index(i), count=HALVES)
+    if NT > 1:
+        weight_full = gl.allocate_shared_memory(gl.int64, [WS, 1], mbarrier.MBarrierLayout())
+        weight_empty = gl.allocate_shared_memory(gl.int64, [WS, 1], mbarrier.MBarrierLayout())
+        for i in gl.static_range(WS):
+            mbarrier.init(weight_full.index(i), count=1)
+            mbarrier.init(weight_empty.index(i), count=HALVES)
+    else:  # slots of both are filled and emptied together: two waits took longer than the products of a small tile
+        gl.static_assert(SS == WS)
+        weight_full = source_full
+        weight_empty = source_empty
     if ROWS < BM:  # rows that no copy writes
         fill: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // CB, CB // 8], [1, 4], [1, 0])
         for i in range(0, SS * UNITS):

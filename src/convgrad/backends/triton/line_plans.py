@@ -340,6 +340,8 @@ def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
         y_slots = next((count for count in (6, 5, 4, 3)
                         if (room - count * y_bytes) // x_bytes >= 2 * taps + count - 2), 0)
         x_slots = min(4 * taps + 3, (room - y_slots * y_bytes) // x_bytes)
+        if taps == 1:
+            y_slots = x_slots = min(6, room // (y_bytes + x_bytes))
         if y_slots == 0:
             continue
         fresh = taps if not chain else geo.stride[axis] + (taps - geo.stride[axis]) / lines.length
@@ -413,6 +415,7 @@ def line_weight(geo: Geometry, tile: LineTile, products: int = 1, add: bool = Fa
     fill = any(segment.fill for program in schedule for segment in program)
     tables: dict[Any, Any] = {}
     pn, b0, b1, b2 = tile.box
+    y_slots, x_slots = (tile.y_slots, tile.x_slots) if tile.NT > 1 else (min(tile.y_slots, tile.x_slots),) * 2
 
     def leading(dy: Any, x: Any, result: Any) -> tuple[Any, ...]:
         table = constant_tensor(tables, dy.device, lambda: torch.tensor(
@@ -428,7 +431,7 @@ def line_weight(geo: Geometry, tile: LineTile, products: int = 1, add: bool = Fa
                      "FILL": fill, "TURNED": tile.turned, "SEGMENTS": segments,
                      "PARTS": 0 if tile.programs else tile.splits, "AXIS": tile.axis, "NT": tile.NT,
                      "CHAIN": tile.chain, "PN": pn, "B0": b0, "B1": b1, "B2": b2, "BK": tile.BK, "CB": tile.CB,
-                     "YS": tile.y_slots, "XS": tile.x_slots, "WARPS": tile.warps}
+                     "YS": y_slots, "XS": x_slots, "WARPS": tile.warps}
         batch = geo.batch // products
         scalars = (batch, *geo.y, *geo.x, lines.length, lines.spread, *lines.boxes[1:], -(-batch // pn), yn, *y,
                    xn, *xs, r_split, ro, ri, *r)

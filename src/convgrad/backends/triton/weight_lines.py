@@ -131,15 +131,17 @@ def multiply_lines(slots, barriers, run, length, state, sums, TURNED: gl.constex
         more = ()
         for t in gl.static_range(NT):
             slot, round = slot_after(x_slot, x_round, t, XS)
-            mbarrier.wait(x_full.index(slot), round)
+            if NT > 1:  # otherwise one barrier stands for a slot of both
+                mbarrier.wait(x_full.index(slot), round)
             more += (product_of_line(y_slots.index(y_slot), x_slots.index(slot), sums[t], TURNED, BP, BK, CB),)
         sums = warpgroup_mma_wait(num_outstanding=NT, deps=more)
         if NT == 1:
             sums = (sums,)
         mbarrier.arrive(y_empty.index(y_before), pred=line > begin)
-        for t in gl.static_range(NT):
-            slot, round = slot_after(x_before, x_round, t, XS)
-            mbarrier.arrive(x_empty.index(slot), pred=t < back)
+        if NT > 1:
+            for t in gl.static_range(NT):
+                slot, round = slot_after(x_before, x_round, t, XS)
+                mbarrier.arrive(x_empty.index(slot), pred=t < back)
         y_before = y_slot
         y_slot, carry = wrapped(y_slot, 1, YS)
         y_round ^= carry
@@ -155,9 +157,10 @@ def multiply_lines(slots, barriers, run, length, state, sums, TURNED: gl.constex
         sums = (sums,)
     # a run may end within a chain, whose last lines nobody needs then
     mbarrier.arrive(y_empty.index(y_before), pred=begin < end)
-    for t in gl.static_range(NT):
-        slot, round = slot_after(x_before, x_round, t, XS)
-        mbarrier.arrive(x_empty.index(slot), pred=begin < end)
+    if NT > 1:
+        for t in gl.static_range(NT):
+            slot, round = slot_after(x_before, x_round, t, XS)
+            mbarrier.arrive(x_empty.index(slot), pred=begin < end)
     if begin < end:
         x_slot, x_round = slot_after(x_before, round_before, NT, XS)
     return sums, (y_slot, y_round, x_slot, x_round)
@@ -370,14 +373,19 @@ def line_weight_kernel(
     x_slots = gl.allocate_shared_memory(dtype, [XS, PN, B0, B1, B2, CB], x_box.layout)
     y_full = gl.allocate_shared_memory(gl.int64, [YS, 1], mbarrier.MBarrierLayout())
     y_empty = gl.allocate_shared_memory(gl.int64, [YS, 1], mbarrier.MBarrierLayout())
-    x_full = gl.allocate_shared_memory(gl.int64, [XS, 1], mbarrier.MBarrierLayout())
-    x_empty = gl.allocate_shared_memory(gl.int64, [XS, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(YS):
-        mbarrier.init(y_full.index(i), count=1)
+        mbarrier.init(y_full.index(i), count=1 if NT > 1 else 2)
         mbarrier.init(y_empty.index(i), count=1)
-    for i in gl.static_range(XS):
-        mbarrier.init(x_full.index(i), count=1)
-        mbarrier.init(x_empty.index(i), count=1)
+    if NT > 1:
+        x_full = gl.allocate_shared_memory(gl.int64, [XS, 1], mbarrier.MBarrierLayout())
+        x_empty = gl.allocate_shared_memory(gl.int64, [XS, 1], mbarrier.MBarrierLayout())
+        for i in gl.static_range(XS):
+            mbarrier.init(x_full.index(i), count=1)
+            mbarrier.init(x_empty.index(i), count=1)
+    else:  # slots of both are filled and emptied together: two waits took longer than the products of a small tile
+        gl.static_assert(YS == XS)
+        x_full = y_full
+        x_empty = y_empty
     slots = (y_slots, x_slots)
     barriers = (y_full, y_empty, x_full, x_empty)
     shape = (length, spread, boxes_0, boxes_1, boxes_2)
