@@ -1,11 +1,13 @@
 """Compiling ahead of time, in several processes: fills Triton's cache on disk and touches no GPU.
 
-A first call then loads its kernels instead of compiling them. Tuning and benchmarks compile all they need this way.
+A first call then loads its kernels instead of compiling them. Tuning and benchmarks compile all they need this way,
+the benchmark beside its measurements.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -94,7 +96,10 @@ def _begin(target: tuple[str, int, int]) -> None:
 
 def compile_ahead(jobs: Sequence[Job], workers: int, limit_seconds: float,
                   done: Callable[[Job, float, str], None] = lambda job, seconds, error: None) -> int:
-    """Compile jobs in `workers` processes until all are done or the time is over; returns how many were done."""
+    """Compile jobs in `workers` processes until all are done or the time is over; returns how many were done.
+
+    The jobs are begun in their order; `done` hears of each that has ended.
+    """
     if not jobs:
         return 0
     target = driver.active.get_current_target()
@@ -111,3 +116,21 @@ def compile_ahead(jobs: Sequence[Job], workers: int, limit_seconds: float,
             finished += 1
         pool.terminate()
     return finished
+
+
+class Background:
+    """Compiles problems in other processes while this one goes on."""
+
+    def __init__(self, problems: Sequence[str], workers: int, limit_seconds: float) -> None:
+        self.ended = {problem: threading.Event() for problem in problems}
+        jobs: list[Job] = [(problem, None) for problem in self.ended]
+        # NOTE: daemons, as the pool's processes are: the end of this process ends them
+        threading.Thread(target=compile_ahead, args=(jobs, workers, limit_seconds, self.note), daemon=True).start()
+
+    def note(self, job: Job, seconds: float, error: str) -> None:
+        self.ended[job[0]].set()
+
+    def wait(self, problem: str, limit_seconds: float) -> None:
+        """Return when a problem is compiled, or when it takes too long: whoever needs it then compiles it himself."""
+        if problem in self.ended:
+            self.ended[problem].wait(limit_seconds)
