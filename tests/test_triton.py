@@ -117,6 +117,20 @@ def test_a_measured_entry_goes_before_the_model(tmp_path: Path, monkeypatch: pyt
     assert "tuned.json" in make_plan(half, None).notes[-1], "bfloat16 and float16 share their tiles"
 
 
+def test_ways_are_left_out_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem.parse("input_grad bf16 n1 c32 k32 i5x4 w2x2 NHWC OHWI cuda")
+    first = make_plan(problem, None).kernel
+    assert first.startswith("box_" if INTERPRETED else "box_lines_")
+    monkeypatch.setenv("CONVGRAD_GPU_WITHOUT", "lines,cells")
+    assert make_plan(problem, None).kernel == first, "names are compared from their beginning"
+    monkeypatch.setenv("CONVGRAD_GPU_WITHOUT", "box" if INTERPRETED else "box_lines,box")
+    plan = make_plan(problem, None)
+    assert plan.kernel.startswith("gather_")
+    bench = Bench(problem, repeats=1)
+    plan.run(bench.operands, bench.results, None)
+    assert relative_error(bench.results[0].cpu(), exact(bench, problem)[0]) < 4e-3
+
+
 def test_the_shipped_entries_can_be_planned() -> None:
     entries = tuning.entries(tuning.SHIPPED)
     assert entries
@@ -195,6 +209,7 @@ def test_a_repeated_call_follows_its_tensors(text: str) -> None:
 
 
 @on_gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("channels", [64, 256])
 def test_a_cached_call_is_launched_quickly(channels: int) -> None:
     import time

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from typing import Any
 
 import numpy as np
 import pytest
 from oracle import check_bound, check_exact, check_nonfinite
+from triton_here import ON_GPU, channels_last, integers_and_result, integers_on_gpu, needs_gpu, needs_triton, torch
 
 from convgrad import Problem
-from convgrad.plan import plan
-
-triton = pytest.importorskip("triton")
-torch = pytest.importorskip("torch")
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-ON_GPU = not INTERPRETED and torch.cuda.is_available()
 
 GEOMETRIES = (
     "n3 c16 k24 i5x6 w3x3 p1x1 NHWC OHWI",
@@ -120,19 +113,12 @@ def test_lines_cover_every_product_once(text: str, monkeypatch: pytest.MonkeyPat
     from convgrad.backends.triton.geometry import geometry
 
     monkeypatch.setattr(line_plans, "INTERPRETED", False)
-    problem = Problem.parse(f"weight_grad bf16 {text}")
+    problem, operands, expected = integers_and_result(f"weight_grad bf16 {text}")
     geo = geometry(problem.conv)
     fold = line_plans.folded_axes(problem, geo)
     seen = line_plans.folded(geo, fold)
     assert line_plans.lines_fit(problem, seen)
-    rng = np.random.default_rng(3)
-    operands = [rng.integers(-3, 4, problem.shape_of_operand(name)).astype(np.float64) for name in problem.operands]
-    expected = np.empty(problem.conv.weight_shape)
-    plan(problem.with_(dtype="float64", compute="f64", out_dtype="float64"), backend="reference").run(
-        tuple(operands), (expected,), None)
-    order = (0, *range(2, operands[0].ndim), 1)
-    dy, x = (torch.from_numpy(np.ascontiguousarray(a.transpose(order))).bfloat16().permute(
-        *(order.index(axis) for axis in range(a.ndim))) for a in operands)
+    dy, x = map(channels_last, operands)
     monkeypatch.setattr(line_plans, "MULTIPROCESSORS", 5)  # so that these small problems are shared, too
     by_shape = {(t.BK, t.CB, t.NT, t.axis, t.chain, t.programs > 0, t.box): t for t in line_plans.all_lines(seen, None)}
     assert by_shape
@@ -148,7 +134,7 @@ def test_lines_cover_every_product_once(text: str, monkeypatch: pytest.MonkeyPat
         assert np.array_equal(result.reshape(expected.shape), expected), str(tile)
 
 
-@pytest.mark.skipif(not INTERPRETED and not ON_GPU, reason="needs a GPU or TRITON_INTERPRET=1")
+@needs_triton
 @pytest.mark.parametrize("text", GEOMETRIES)
 def test_weight_gradient(text: str) -> None:
     check_exact(f"weight_grad bf16 {text}", "triton")
@@ -157,7 +143,7 @@ def test_weight_gradient(text: str) -> None:
         check_nonfinite(f"weight_grad bf16 {text}", "triton")
 
 
-@pytest.mark.skipif(not ON_GPU, reason="Gluon kernels run on a GPU only")
+@needs_gpu
 @pytest.mark.parametrize("text", GEOMETRIES[:6])
 def test_lines_agree_with_their_plain_twin(text: str) -> None:
     from convgrad.backends.triton import line_plans
@@ -169,13 +155,8 @@ def test_lines_agree_with_their_plain_twin(text: str) -> None:
     lines = make_plan(problem, None, choice_of("lines", line_plans.worth_measuring(problem, geometry(problem.conv))[0]))
     twin = make_plan(problem, None, {"kernel": "plain"})
     assert lines.kernel.startswith("lines") and not twin.kernel.startswith("lines")
-    generator = torch.Generator(device="cuda").manual_seed(5)
-    operands = []
-    for name in problem.operands:
-        shape = problem.shape_of_operand(name)
-        stored = torch.randint(-3, 4, (shape[0], *shape[2:], shape[1]), device="cuda", generator=generator).bfloat16()
-        operands.append(stored.permute(0, -1, *range(1, len(shape) - 1)))
+    operands = integers_on_gpu(problem)
     results = [torch.full(problem.conv.weight_shape, math.nan, device="cuda").bfloat16() for _ in range(2)]
-    lines.run(tuple(operands), (results[0],), None)
-    twin.run(tuple(operands), (results[1],), None)
+    lines.run(operands, (results[0],), None)
+    twin.run(operands, (results[1],), None)
     assert torch.equal(*results)
