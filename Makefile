@@ -28,7 +28,7 @@ test-gpu: ## the GPU backend's tests on this machine's GPU, with the environment
 	$(ON_GPU) -m alone
 
 lint: .venv/test-installed ## ruff and mypy --strict
-	$(BIN)/ruff check src tests examples
+	$(BIN)/ruff check src tests examples bench
 	$(BIN)/mypy
 
 bench: .venv/test-installed ## time real layers beside their peers

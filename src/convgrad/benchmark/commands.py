@@ -53,6 +53,8 @@ def add_commands(subparsers: Any) -> None:
                        help="start no new row after this much time; the classes then share it evenly")
     bench.add_argument("--known", nargs="+", metavar="FILE",
                        help="results of earlier runs: a layout that was far slower for the peer there is not searched")
+    bench.add_argument("--overhead", action="store_true", help="on a GPU: the host's time of first and later calls, "
+                       "with nothing compiled before; --limit-seconds shares the time among the classes")
     bench.add_argument("--json", metavar="FILE", help="write the results here")
     bench.set_defaults(run=run_bench)
 
@@ -117,6 +119,8 @@ def run_bench(args: argparse.Namespace) -> int:
             console.print(f"convgrad bench: {missing}", style="red", markup=False)
             return 2
         start = time.monotonic()
+        if args.overhead:
+            return run_overhead(layers, choice, args, console)
         cuda = CudaArena(wanted, args.backend)
         cuda.compile_ahead(list(dict.fromkeys(
             question for dtype, layer, gradient in asked(layers, choice) for layout in layouts_of(layer, choice)
@@ -136,6 +140,22 @@ def run_bench(args: argparse.Namespace) -> int:
         save(results, args.json)
         console.print(f"results: {args.json}")
     return 1 if any(failed(row) for row in results["rows"]) else 0
+
+
+def run_overhead(layers: list[Layer], choice: Choice, args: argparse.Namespace, console: Console) -> int:
+    from .overhead import measure_overhead, print_overhead, use_an_empty_cache
+
+    with use_an_empty_cache(), progress_bar(console) as progress:
+        from .cuda import CudaArena
+
+        arena = CudaArena(False, args.backend)
+        task = progress.add_task("overhead", total=len(layers) * len(choice.dtypes) * len(choice.gradients))
+        results = document(args.set, arena.describe(), [], 0)
+        results["rows"] = measure_overhead(spread(layers), choice, arena, lambda row: progress.advance(task))
+    print_overhead(results["rows"], Console(width=None if sys.stdout.isatty() else 160))
+    if args.json:
+        save({**results, "schema": "convgrad-overhead/1"}, args.json)
+    return 0
 
 
 def progress_bar(console: Console) -> Progress:

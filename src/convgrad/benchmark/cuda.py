@@ -82,7 +82,8 @@ class CudaArena:
         """Begin to compile what the problems need, in their order, on the cores that the measurements leave idle."""
         if self.backend in (None, "triton"):
             ahead = importlib.import_module(f"{BACKENDS['triton']}.ahead")
-            self.compiling = ahead.Background(list(map(str, questions)), max(1, cores() - 2), COMPILE_SECONDS)
+            jobs = [(str(question), None) for question in questions]
+            self.compiling = ahead.Background(jobs, max(1, cores() - 2), COMPILE_SECONDS)
 
     def prepare(self, problem: Problem, layer: Layer, gradient: str) -> None:
         self.problem, self.layer, self.gradient, self.operands = problem, layer, gradient, {}
@@ -90,23 +91,27 @@ class CudaArena:
             self.torch.cuda.empty_cache()
 
     def ours(self, problem: Problem, layout: str) -> Entry:
-        torch, together = self.torch, self.gradient == ALL_GRADIENTS
         chosen = self.plan_of(problem)
         if self.compiling is not None:
             for question in questions_of(self.layer, self.gradient, problem.dtype, layout):
-                self.compiling.wait(str(question), PATIENCE_SECONDS)
+                self.compiling.wait((str(question), None), PATIENCE_SECONDS)
+        call = self.call_of(problem)
+        results = call() if self.gradient == ALL_GRADIENTS else (call(),)
+        verified = self.verified(problem, results, chosen.kernel)
+        del results
+        return Entry(Contestant(OURS, layout, self.turn_of(call)), chosen, verified)
+
+    def call_of(self, problem: Problem) -> Callable[[], Any]:
+        """Return our call for the prepared problem on random operands."""
+        torch, together = self.torch, self.gradient == ALL_GRADIENTS
         names = ("grad_output", "input", "weight") if together else problem.operands
         if not self.operands:
             torch.manual_seed(0)
             self.operands = {name: (torch.rand(problem.shape_of_operand(name), device="cuda") * 2 - 1).to(
                 getattr(torch, problem.dtype)) for name in names}
         placed = {name: self.placed(name, problem) for name in names}
-        call = transposed_backward(problem, placed, self.backend) if together and self.layer.transposed else \
+        return transposed_backward(problem, placed, self.backend) if together and self.layer.transposed else \
             public_call(problem, placed, self.backend, None)
-        results = call() if together else (call(),)
-        verified = self.verified(problem, results, chosen.kernel)
-        del results
-        return Entry(Contestant(OURS, layout, self.turn_of(call)), chosen, verified)
 
     def plan_of(self, problem: Problem) -> Plan:
         """The plan that a call of ours runs, to tell of it."""

@@ -6,6 +6,7 @@ the benchmark beside its measurements.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import threading
 import time
@@ -20,7 +21,7 @@ from ...problem import Plan, Problem, Unsupported, axis_order
 from .launch import current
 from .numbers_on_device import TORCH_DTYPES
 from .plans import make_plan
-from .tuning import Choice
+from .tuning import SEPARATE, Choice
 
 LONGEST_WAIT = 3600.0  # seconds for one job
 Job = tuple[str, Choice | None]  # a problem's string, and the choice where it is not the plan's own
@@ -59,11 +60,11 @@ def empty_tensor(problem: Problem, name: str, dtype: str, device: str) -> Any:
 
 def plans_of(problem: Problem, choice: Choice | None) -> list[Plan]:
     """The plans that a call of this problem runs: one, or one for each result that none computes together."""
-    if choice is not None or len(problem.results) == 1:
-        return [make_plan(problem, None, choice)]
     try:
-        return [make_plan(problem, None)]
+        return [make_plan(problem, None, choice)]
     except Unsupported:
+        if len(problem.results) == 1 or choice not in (None, SEPARATE):
+            raise
         parts = list(problem.results)
         if parts[-2:] == ["weight", "bias"] and len(parts) == 3:
             parts[1:] = ["weight+bias"]
@@ -119,18 +120,22 @@ def compile_ahead(jobs: Sequence[Job], workers: int, limit_seconds: float,
 
 
 class Background:
-    """Compiles problems in other processes while this one goes on."""
+    """Compiles jobs in other processes while this one goes on."""
 
-    def __init__(self, problems: Sequence[str], workers: int, limit_seconds: float) -> None:
-        self.ended = {problem: threading.Event() for problem in problems}
-        jobs: list[Job] = [(problem, None) for problem in self.ended]
+    def __init__(self, jobs: Sequence[Job], workers: int, limit_seconds: float) -> None:
+        self.ended = {key(job): threading.Event() for job in jobs}
+        self.errors: dict[str, str] = {}
         # NOTE: daemons, as the pool's processes are: the end of this process ends them
         threading.Thread(target=compile_ahead, args=(jobs, workers, limit_seconds, self.note), daemon=True).start()
 
     def note(self, job: Job, seconds: float, error: str) -> None:
-        self.ended[job[0]].set()
+        self.errors[key(job)] = error
+        self.ended[key(job)].set()
 
-    def wait(self, problem: str, limit_seconds: float) -> None:
-        """Return when a problem is compiled, or when it takes too long: whoever needs it then compiles it himself."""
-        if problem in self.ended:
-            self.ended[problem].wait(limit_seconds)
+    def wait(self, job: Job, limit_seconds: float) -> bool:
+        """Whether a job is compiled, after waiting for it; whoever needs one that is not compiles it himself."""
+        return key(job) in self.ended and self.ended[key(job)].wait(limit_seconds) and not self.errors[key(job)]
+
+
+def key(job: Job) -> str:
+    return json.dumps(job, sort_keys=True)
