@@ -26,11 +26,13 @@ GEOMETRIES = (
     "n2 c136 k80 i7x7 w3x3 p1x1 NHWC OHWI",
     "n2 c22 k36 i19 w3 p4:0 d2 NLC OLI",
     "n2 c24 k20 i6x7 w2x3 p1x1 NHWC HWIO",
+    "n2 c20 k24 i9 w2 p1 NLC OLI",
 )
 
 
 def box_at(descriptor: Any, start: tuple[int, ...]) -> Any:
     """What one copy brings: elements `steps` apart, zeros outside of the tensor."""
+    assert start[-1] % 8 == 0, "the copy engine reads from multiples of 16 bytes"
     tensor = descriptor.base.as_strided(descriptor.shape, descriptor.strides).float().numpy()
     box = descriptor.box or descriptor.block_shape
     out = np.zeros(box)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from oracle import check_bound, check_exact, check_nonfinite
-from triton_here import channels_last, integers_and_result, needs_gpu, needs_interpreter, needs_triton, torch
+from triton_here import box_at, channels_last, integers_and_result, needs_gpu, needs_interpreter, needs_triton, torch
 
 from convgrad import Problem
 from convgrad.plan import plan
@@ -91,16 +91,6 @@ def walk(cells: Any, dy: Any, weight: Any, spread: Any, shape: tuple[int, ...]) 
                         here = (image, super_group * geo.group_in * tile.GP + c, *i)
                         assert np.isnan(out[here])
                         out[here] = value
-    return out
-
-
-def box_at(tensor: Any, start: tuple[int, ...], size: tuple[int, ...]) -> Any:
-    """What the copy engine brings: a box of a tensor, zeros outside."""
-    out = np.zeros(size)
-    inner = [(max(0, -s), min(n, extent - s)) for s, n, extent in zip(start, size, tensor.shape)]
-    if all(low < high for low, high in inner):
-        out[tuple(slice(low, high) for low, high in inner)] = tensor[tuple(
-            slice(s + low, s + high) for s, (low, high) in zip(start, inner))]
     return out
 
 

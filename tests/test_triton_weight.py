@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 from oracle import check_bound, check_exact, check_nonfinite
-from triton_here import ON_GPU, channels_last, integers_and_result, integers_on_gpu, needs_gpu, needs_triton, torch
+from triton_here import (
+    ON_GPU,
+    box_at,
+    channels_last,
+    integers_and_result,
+    integers_on_gpu,
+    needs_gpu,
+    needs_triton,
+    torch,
+)
 
 from convgrad import Problem
 
@@ -24,16 +33,6 @@ GEOMETRIES = (
     "n4 c4 k16 i8x12 w2x4 s2x4 NHWC OHWI",
     "n9 c2 k16 i2x4x4 w2x4x4 s2x4x4 NDHWC ODHWI",
 )
-
-
-def box_at(tensor: Any, start: tuple[int, ...], size: tuple[int, ...]) -> Any:
-    """What the copy engine brings: a box of a tensor, zeros outside."""
-    out = np.zeros(size)
-    inner = [(max(0, -s), min(n, extent - s)) for s, n, extent in zip(start, size, tensor.shape)]
-    if all(low < high for low, high in inner):
-        out[tuple(slice(low, high) for low, high in inner)] = tensor[tuple(
-            slice(s + low, s + high) for s, (low, high) in zip(start, inner))]
-    return out
 
 
 def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any) -> Any:

@@ -51,3 +51,14 @@ def integers_on_gpu(problem: Problem, largest: int = 3) -> tuple[Any, ...]:
                                generator=generator).to(getattr(torch, problem.dtype))
         operands.append(stored.permute(0, -1, *range(1, len(shape) - 1)))
     return tuple(operands)
+
+
+def box_at(tensor: Any, start: tuple[int, ...], size: tuple[int, ...]) -> Any:
+    """What the copy engine brings: a box of a tensor, zeros outside."""
+    assert start[-1] % 8 == 0, "it reads from multiples of 16 bytes"
+    out = np.zeros(size)
+    inner = [(max(0, -s), min(n, extent - s)) for s, n, extent in zip(start, size, tensor.shape)]
+    if all(low < high for low, high in inner):
+        out[tuple(slice(low, high) for low, high in inner)] = tensor[tuple(
+            slice(s + low, s + high) for s, (low, high) in zip(start, inner))]
+    return out
