@@ -105,12 +105,11 @@ def arena(monkeypatch: pytest.MonkeyPatch) -> None:
             pytest.skip("needs a GPU or TRITON_INTERPRET=1")
         return
 
-    def start(self: Any, with_peer: bool, backend: str | None = None) -> None:
+    def start(self: Any, with_peer: bool, backend: str | None = None, questions: Any = ()) -> None:
         self.torch, self.with_peer, self.backend, self.compiling = Torch(torch), with_peer, backend, None
         self.flush, self.ceilings = torch.empty(1), Ceilings(1e12, 1e12, 1e12, "made up")
 
     monkeypatch.setattr(cuda.CudaArena, "__init__", start)
-    monkeypatch.setattr(cuda.CudaArena, "compile_ahead", lambda self, questions: None)
     monkeypatch.setattr(cuda, "cuda_missing", lambda: None)
 
 

@@ -121,8 +121,7 @@ def run_bench(args: argparse.Namespace) -> int:
         start = time.monotonic()
         if args.overhead:
             return run_overhead(layers, choice, args, console)
-        cuda = CudaArena(wanted, args.backend)
-        cuda.compile_ahead(list(dict.fromkeys(
+        cuda = CudaArena(wanted, args.backend, list(dict.fromkeys(
             question for dtype, layer, gradient in asked(layers, choice) for layout in layouts_of(layer, choice)
             for question in questions_of(layer, gradient, dtype, layout))))
         if choice.limit_seconds is not None:

@@ -54,16 +54,21 @@ class CudaArena:
     rounds = 3  # the GPU's clock is steady, and between two runs the cache is written over, which takes time
     repeats = 16
 
-    def __init__(self, with_peer: bool, backend: str | None = None) -> None:
+    def __init__(self, with_peer: bool, backend: str | None = None, questions: Sequence[Problem] = ()) -> None:
+        """Begin to compile what the questions need, in their order, on the cores that the measurements leave idle."""
         import torch
 
         self.torch, self.with_peer, self.backend = torch, with_peer, backend
+        self.compiling: Any = None
+        if questions and backend in (None, "triton"):
+            ahead = importlib.import_module(f"{BACKENDS['triton']}.ahead")
+            jobs = [(str(question), None) for question in questions]
+            self.compiling = ahead.Background(jobs, max(1, cores() - 2), COMPILE_SECONDS)
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
         self.operands: dict[str, Any] = {}
         self.gradient = ""
-        self.compiling: Any = None
         self.ceilings = self.measure_ceilings()
 
     def describe(self) -> dict[str, Any]:
@@ -77,13 +82,6 @@ class CudaArena:
         half = problem.dtype != "float32"  # tensor cores take f16 and bf16 alike
         flops = self.ceilings.bf16_flops if half else self.ceilings.f32_flops
         return max(problem.flops / flops, problem.min_bytes / self.ceilings.copy_bytes)
-
-    def compile_ahead(self, questions: Sequence[Problem]) -> None:
-        """Begin to compile what the problems need, in their order, on the cores that the measurements leave idle."""
-        if self.backend in (None, "triton"):
-            ahead = importlib.import_module(f"{BACKENDS['triton']}.ahead")
-            jobs = [(str(question), None) for question in questions]
-            self.compiling = ahead.Background(jobs, max(1, cores() - 2), COMPILE_SECONDS)
 
     def prepare(self, problem: Problem, layer: Layer, gradient: str) -> None:
         self.problem, self.layer, self.gradient, self.operands = problem, layer, gradient, {}

@@ -109,6 +109,9 @@ def measure_row(layer: Layer, gradient: str, dtype: str, choice: Choice, arena: 
                 "flops": layer.flops(gradient), "min_bytes": first.min_bytes,
                 "ceiling_s": arena.seconds_at_ceiling(first), "ours": {}, "peer": None, "ratio": None}
     arena.prepare(first.with_(layout="", weight_layout=""), layer, gradient)
+    left_out = times.far_slower(layer.name, gradient, row["dtype"]) if times else {}
+    rivals, row["peer"] = meet_peers(layer, first, arena, left_out)
+    prepared = time.perf_counter()
     contestants: list[Contestant] = []
     for name, problem in questions.items():
         try:
@@ -120,13 +123,10 @@ def measure_row(layer: Layer, gradient: str, dtype: str, choice: Choice, arena: 
         row["ours"][name] = {"backend": entry.plan.backend, "kernel": entry.plan.kernel,
                              "workspace_bytes": entry.plan.workspace_bytes,
                              "verified": entry.verified.how, "worst_error": entry.verified.worst}
-    left_out = times.far_slower(layer.name, gradient, row["dtype"]) if times else {}
     verified = time.perf_counter()
-    rivals, row["peer"] = meet_peers(layer, first, arena, left_out)
-    prepared = time.perf_counter()
     contend(contestants, rivals, row, choice.seconds, arena)
     row["spent_s"] = {name: round(seconds, 4) for name, seconds in (
-        ("ours", verified - started), ("peer", prepared - verified), ("timing", time.perf_counter() - prepared))}
+        ("peer", prepared - started), ("ours", verified - prepared), ("timing", time.perf_counter() - verified))}
     for contestant in contestants:
         row["ours"][contestant.layout].update(contestant.summary())
     compare(row)

@@ -90,6 +90,15 @@ def compile_job(job: Job) -> tuple[Job, float, str]:
     return job, time.perf_counter() - start, error
 
 
+def fresh_processes() -> Any:
+    """Processes that share nothing with this one, whose GPU they must not touch; they import this module but once."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
 def _begin(target: tuple[str, int, int]) -> None:
     driver.set_active(NoDriver(target))
     torch.set_num_threads(1)
@@ -107,7 +116,7 @@ def compile_ahead(jobs: Sequence[Job], workers: int, limit_seconds: float,
     end = time.monotonic() + limit_seconds
     finished = 0
     start = ((target.backend, target.arch, target.warp_size),)
-    with multiprocessing.get_context("spawn").Pool(min(workers, len(jobs)), _begin, start) as pool:
+    with fresh_processes().Pool(min(workers, len(jobs)), _begin, start) as pool:
         results = pool.imap_unordered(compile_job, jobs)
         while finished < len(jobs):
             try:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...machine import cores
 from ...problem import SPATIAL_LETTERS, Plan, Problem, Unsupported
 from .tuning import Choice, entries, key, user_file
 
@@ -37,10 +37,15 @@ def add_commands(subparsers: Any) -> None:
     parser.add_argument("--candidates", type=int, default=8, help="tiles to measure for a problem (default: 8)")
     parser.add_argument("--file", type=Path, default=None, help="where to keep the winners (default: the user's file)")
     parser.add_argument("--repeats", type=int, default=9, help="timed runs per candidate (default: 9)")
-    parser.add_argument("--workers", type=int, default=max(1, cores() - 1), help="processes that compile")
+    parser.add_argument("--workers", type=int, default=processors() - 1 or 1, help="processes that compile")
     parser.add_argument("--limit-seconds", type=float, default=float("inf"), help="stop after this much time")
     parser.add_argument("--new", action="store_true", help="leave out problems that the file already has")
     parser.set_defaults(run=run)
+
+
+def processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run(args: argparse.Namespace) -> int:
