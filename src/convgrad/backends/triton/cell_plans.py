@@ -125,8 +125,7 @@ def all_cells(geo: Geometry, max_workspace: int | None) -> Iterator[CellTile]:
                 memory = (dy_bytes + dx_bytes) / MEMORY_BYTES
                 if (cb > 16 and cb >= 2 * max(shape.cell, 1)) or shape.columns > 2048 or shape.shifts[1] > 8:
                     continue
-                # the copy engine reads from multiples of 16 bytes only, anything else is an illegal instruction
-                if (gp < geo.groups and geo.group_out * gp % 8) or (shape.per_row > 1 and shape.cell % 8):
+                if shape.per_row > 1 and shape.cell % 8:  # a copy of a cell starts at a multiple of 16 bytes, too
                     continue
                 yield from tiles_of(geo, shape, fold, gp, cb, limit, memory)
 
