@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -100,6 +101,7 @@ def fresh_processes() -> Any:
 
 
 def _begin(target: tuple[str, int, int]) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # of a kernel that does not compile Triton prints all it knows
     driver.set_active(NoDriver(target))
     torch.set_num_threads(1)
 
