@@ -19,12 +19,13 @@ INTERPRETED_LIMIT = 3000  # multiply-adds: about half a second in the Triton int
 
 
 def chosen_geometries(backend: str, every: int = 1, start: int = 0) -> list[Problem]:
-    """All geometries, or the few small ones that an interpreted backend can run."""
+    """All geometries, some of them for a GPU, or the few small ones that an interpreted backend can run."""
     if oracle.interpreted(backend):
         small = [problem for problem in GEOMETRIES if oracle.elements(problem) <= INTERPRETED_LIMIT]
         return small[start % 40::40 * every]
     if backend == "reference":  # judged by itself here, by the index formula in test_reference.py
         every *= 4
+    every *= oracle.one_in(backend)
     return GEOMETRIES[start % every::every]
 
 

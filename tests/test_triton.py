@@ -23,7 +23,7 @@ from convgrad.backends.triton.candidates import candidates  # noqa: E402
 from convgrad.backends.triton.geometry import geometry  # noqa: E402
 from convgrad.backends.triton.launch import INTERPRETED  # noqa: E402
 from convgrad.backends.triton.plans import make_plan  # noqa: E402
-from convgrad.backends.triton.tune import Bench  # noqa: E402
+from convgrad.backends.triton.tune import Bench, in_turns  # noqa: E402
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -117,6 +117,38 @@ def test_a_measured_entry_goes_before_the_model(tmp_path: Path, monkeypatch: pyt
     assert "tuned.json" in make_plan(half, None).notes[-1], "bfloat16 and float16 share their tiles"
 
 
+def test_ways_are_left_out_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem.parse("input_grad bf16 n1 c32 k32 i5x4 w2x2 NHWC OHWI cuda")
+    first = make_plan(problem, None).kernel
+    assert first.startswith("box_" if INTERPRETED else "box_lines_")
+    monkeypatch.setenv("CONVGRAD_GPU_WITHOUT", "lines,cells")
+    assert make_plan(problem, None).kernel == first, "names are compared from their beginning"
+    monkeypatch.setenv("CONVGRAD_GPU_WITHOUT", "box" if INTERPRETED else "box_lines,box")
+    plan = make_plan(problem, None)
+    assert plan.kernel.startswith("gather_")
+    bench = Bench(problem, repeats=1)
+    plan.run(bench.operands, bench.results, None)
+    assert relative_error(bench.results[0].cpu(), exact(bench, problem)[0]) < 4e-3
+
+
+def test_tuning_keeps_right_results_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from convgrad.cli import main
+
+    text = "weight_grad bf16 n1 c4 k8 i5x4 w2x2 NHWC OHWI"
+    bench = Bench(Problem.parse(text).with_(device="cuda"), repeats=1)
+    choices = candidates(bench.problem)
+    assert bench.time(choices[0]) is not None
+    bench.wanted[0][0, 0, 0, 0] += 0.1 * bench.wanted[0].float().norm()  # one element of 128 is another
+    assert bench.time(choices[0]) is None and "wrong result" in capsys.readouterr().out
+    assert [choice["kernel"] for choice in in_turns([{"kernel": name} for name in "aabac"])] == list("abcaa")
+    (tmp_path / "problems").write_text(text)
+    assert main(["tune", f"{tmp_path}/problems", "--candidates", "2", "--repeats", "1", "--file",
+                 f"{tmp_path}/tuned.json"]) == 0
+    if (tmp_path / "tuned.json").exists():  # unless the plan without an entry was faster
+        (entry,) = tuning.entries(tmp_path / "tuned.json").values()
+        assert entry in choices
+
+
 def test_the_shipped_entries_can_be_planned() -> None:
     entries = tuning.entries(tuning.SHIPPED)
     assert entries
@@ -195,6 +227,7 @@ def test_a_repeated_call_follows_its_tensors(text: str) -> None:
 
 
 @on_gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("channels", [64, 256])
 def test_a_cached_call_is_launched_quickly(channels: int) -> None:
     import time

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from typing import Any
 
 import numpy as np
 import pytest
 from oracle import check_bound, check_exact, check_nonfinite
+from triton_here import DEVICE, channels_last, integers_and_result, needs_gpu, needs_triton, torch
 
 from convgrad import Problem
-from convgrad.plan import plan
-
-triton = pytest.importorskip("triton")
-torch = pytest.importorskip("torch")
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-ON_GPU = not INTERPRETED and torch.cuda.is_available()
 
 GEOMETRIES = (
     "n3 c32 k24 i5x6 w3x3 p1x1 NHWC OHWI",
@@ -35,11 +28,13 @@ GEOMETRIES = (
     "n2 c24 k20 i6x7 w2x3 p1x1 NHWC HWIO",
     "n2 c24 k136 i6x7 w2x3 p1x1 NHWC HWIO",
     "n3 c72 k40 i9 w3 p1 TBC LIO",
+    "n2 c20 k24 i9 w2 p1 NLC OLI",
 )
 
 
 def box_at(descriptor: Any, start: tuple[int, ...]) -> Any:
     """What one copy brings: elements `steps` apart, zeros outside of the tensor."""
+    assert start[-1] % 8 == 0, "the copy engine reads from multiples of 16 bytes"
     tensor = descriptor.base.as_strided(descriptor.shape, descriptor.strides).float().numpy()
     box = descriptor.box or descriptor.block_shape
     out = np.zeros(box)
@@ -178,44 +173,35 @@ def test_tiles_sum_every_product_once(routine: str, text: str, monkeypatch: pyte
     from convgrad.backends.triton.geometry import geometry
 
     monkeypatch.setattr(box_line_plans, "INTERPRETED", False)
-    problem = Problem.parse(f"{routine} bf16 {text}")
+    problem, operands, expected = integers_and_result(f"{routine} bf16 {text}")
     geo = geometry(problem.conv)
     if not box_line_plans.fits(problem, geo):
         assert routine == "conv" and geo.group_in < 16
         return
-    rng = np.random.default_rng(3)
-    operands = [rng.integers(-3, 4, problem.shape_of_operand(name)).astype(np.float64) for name in problem.operands]
-    shape = problem.conv.shape_of(problem.wrt)
-    expected = np.empty(shape)
-    plan(problem.with_(dtype="float64", compute="f64", out_dtype="float64"), backend="reference").run(
-        tuple(operands), (expected,), None)
-    order = (0, *range(2, len(shape)), 1)
-    source, weight = (torch.from_numpy(np.ascontiguousarray(a.transpose(order))).bfloat16().permute(
-        *(order.index(axis) for axis in range(a.ndim))) for a in operands)
+    source, weight = map(channels_last, operands)
     if problem.weight_layout.endswith("IO"):
-        around = (*range(2, len(shape)), 1, 0)
-        weight = weight.permute(around).contiguous().permute(*(around.index(axis) for axis in range(len(shape))))
+        around = (*range(2, weight.dim()), 1, 0)
+        weight = weight.permute(around).contiguous().permute(*(around.index(axis) for axis in range(weight.dim())))
     tiles: dict[Any, Any] = {}
     for tile in box_line_tiles.all_tiles(box_line_tiles.work_of(problem, geo), None):
         tiles.setdefault((tile.BM == 64, tile.NT > 1 and tile.axis, tile.parts > 1, tile.CB), tile)
     for tile in list(tiles.values())[::max(1, len(tiles) // 4)]:
-        got = walk(box_line_plans.box_lines(problem, geo, tile), source, weight, shape)
-        got = got.transpose(0, 4, 1, 2, 3).reshape(shape)
+        got = walk(box_line_plans.box_lines(problem, geo, tile), source, weight, expected.shape)
+        got = got.transpose(0, 4, 1, 2, 3).reshape(expected.shape)
         assert np.array_equal(got, expected), str(tile)
 
 
-@pytest.mark.skipif(not INTERPRETED and not ON_GPU, reason="needs a GPU or TRITON_INTERPRET=1")
+@needs_triton
 @pytest.mark.parametrize("shape", [(3, 22, 5), (2, 150, 3, 4), (2, 16, 2, 3, 2)])
 def test_padded_copies(shape: tuple[int, ...]) -> None:
     from convgrad.backends.triton.box_line_plans import padded, up8
 
-    device = "cpu" if INTERPRETED else "cuda"
-    tensor = torch.randint(-9, 9, shape, device=device).bfloat16()
-    memory = torch.full((math.prod(shape) // shape[1] * up8(shape[1]) // 2,), float("nan"), device=device)
+    tensor = torch.randint(-9, 9, shape, device=DEVICE).bfloat16()
+    memory = torch.full((math.prod(shape) // shape[1] * up8(shape[1]) // 2,), float("nan"), device=DEVICE)
     assert torch.equal(padded(tensor, memory, torch.bfloat16), rows_of(tensor))
 
 
-@pytest.mark.skipif(not ON_GPU, reason="Gluon kernels run on a GPU only")
+@needs_gpu
 @pytest.mark.parametrize("text", GEOMETRIES)
 @pytest.mark.parametrize("routine", ["conv", "input_grad"])
 def test_on_a_gpu(routine: str, text: str) -> None:
@@ -225,7 +211,7 @@ def test_on_a_gpu(routine: str, text: str) -> None:
     check_nonfinite(f"{routine} bf16 {text}", "triton")
 
 
-@pytest.mark.skipif(not ON_GPU, reason="Gluon kernels run on a GPU only")
+@needs_gpu
 @pytest.mark.parametrize("text", GEOMETRIES)
 @pytest.mark.parametrize("routine", ["conv", "input_grad"])
 def test_agrees_with_its_plain_twin(routine: str, text: str) -> None:

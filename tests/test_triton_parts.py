@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any
-
 import numpy as np
 import pytest
 from oracle import check_bound, check_nonfinite
+from triton_here import DEVICE, integers_on_gpu, needs_gpu, needs_triton, torch
 
 from convgrad import Problem
 from convgrad.plan import clear_plan_cache, plan
-
-pytest.importorskip("triton")
-torch = pytest.importorskip("torch")
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-ON_GPU = not INTERPRETED and torch.cuda.is_available()
-needs_triton = pytest.mark.skipif(not INTERPRETED and not ON_GPU, reason="needs a GPU or TRITON_INTERPRET=1")
-needs_gpu = pytest.mark.skipif(not ON_GPU, reason="boxes and lines of parts run on a GPU only")
 
 GEOMETRIES = (
     "n3 c16 k24 i5x6 w3x3 p1x1 NHWC OHWI",
@@ -38,9 +28,8 @@ def test_parts_hold_the_number(part_count: int) -> None:
 
     values = np.random.default_rng(1).standard_normal((3, 8, 5)).astype(np.float32)
     values.reshape(-1)[:7] = (np.inf, -np.inf, np.nan, 3.4e38, -1e-45, 1e-40, 0.0)
-    device = "cpu" if INTERPRETED else "cuda"
-    stored = torch.empty(part_count * 4 * 5 * 8, dtype=torch.bfloat16, device=device)
-    split_step(part_count, 4, (1, 1, 5))(torch.from_numpy(values).to(device), stored)
+    stored = torch.empty(part_count * 4 * 5 * 8, dtype=torch.bfloat16, device=DEVICE)
+    split_step(part_count, 4, (1, 1, 5))(torch.from_numpy(values).to(DEVICE), stored)
     parts = stored.float().cpu().numpy().astype(np.float64).reshape(part_count, 4, 5, 8).transpose(0, 1, 3, 2)
     assert (parts[:, 3] == 0).all(), "images beyond the last are zeros"
     first, rest = parts[0, :3], parts[1:, :3].sum(0)
@@ -50,8 +39,8 @@ def test_parts_hold_the_number(part_count: int) -> None:
     error = np.abs(parts[:, :3].sum(0)[finite] - values[finite])
     assert (error <= np.abs(values[finite]) * 2.0**(-16 if part_count == 2 else -24) + 2.0**-133).all()
     # a block that begins before the first row and ends behind the last one has zeros there
-    block = torch.empty(part_count * 3 * 9 * 8, dtype=torch.bfloat16, device=device)
-    split_step(part_count, 3, (1, 1, 9), 2, -2)(torch.from_numpy(values).to(device), block)
+    block = torch.empty(part_count * 3 * 9 * 8, dtype=torch.bfloat16, device=DEVICE)
+    split_step(part_count, 3, (1, 1, 9), 2, -2)(torch.from_numpy(values).to(DEVICE), block)
     rows = block.float().cpu().numpy().astype(np.float64).reshape(part_count, 3, 9, 8).transpose(0, 1, 3, 2)
     assert np.array_equal(rows[..., 2:7], parts[:, :3], equal_nan=True) and not rows[..., [0, 1, 7, 8]].any()
 
@@ -73,19 +62,14 @@ def test_sums_of_products_of_parts(text: str, question: str, few_products: bool,
     plan = make_plan(problem, None)
     assert plan.kernel.startswith("parts3" if few_products else "parts"), plan.kernel
     plans = [plan, *(make_plan(problem, plan.workspace_bytes // part) for part in (2, 5))]
-    generator = torch.Generator(device="cuda").manual_seed(3)
-    operands: list[Any] = []
-    for name in problem.operands:
-        shape = problem.shape_of_operand(name)
-        stored = torch.randint(-99, 100, (shape[0], *shape[2:], shape[1]), device="cuda", generator=generator).float()
-        operands.append(stored.permute(0, -1, *range(1, len(shape) - 1)))
+    operands = integers_on_gpu(problem, 99)
     exact = make_plan(problem.with_(dtype="float64", out_dtype="float64", compute="f64"), None)
     shape = problem.conv.shape_of(problem.wrt)
     expected = torch.empty(shape, dtype=torch.float64, device="cuda")
     exact.run(tuple(operand.double() for operand in operands), (expected,), None)
     for chosen in plans:
         result = torch.full(shape, float("nan"), device="cuda")
-        chosen.run(tuple(operands), (result,), None)
+        chosen.run(operands, (result,), None)
         assert torch.equal(result.double(), expected), chosen.kernel
 
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from typing import Any
 
 import numpy as np
 import pytest
 from oracle import check_bound, check_exact, check_nonfinite
+from triton_here import (
+    ON_GPU,
+    channels_last,
+    integers_and_result,
+    integers_on_gpu,
+    needs_gpu,
+    needs_triton,
+    torch,
+)
 
 from convgrad import Problem
-from convgrad.plan import plan
-
-triton = pytest.importorskip("triton")
-torch = pytest.importorskip("torch")
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-ON_GPU = not INTERPRETED and torch.cuda.is_available()
 
 GEOMETRIES = (
     "n3 c16 k24 i5x6 w3x3 p1x1 NHWC OHWI",
@@ -42,6 +43,7 @@ def box_at(described: Any, start: tuple[int, ...]) -> Any:
     """What the copy engine brings: a box of a tensor as rows of channels, zeros outside."""
     # what it can do: of a row, as much as it turns around in shared memory
     assert max(described.span) <= 256 and max(described.steps) <= 8 and 2 * described.box[-1] <= 128
+    assert start[-1] % 8 == 0, "it reads from multiples of 16 bytes"
     tensor = described.base.as_strided(described.shape, described.strides).float().numpy()
     out = np.zeros(described.block_shape)
     inner = [(-(min(0, first) // step), min(size, -((first - extent) // step)))
@@ -130,20 +132,13 @@ def test_lines_cover_every_product_once(text: str, monkeypatch: pytest.MonkeyPat
     from convgrad.backends.triton.geometry import geometry
 
     monkeypatch.setattr(line_plans, "INTERPRETED", False)
-    problem = Problem.parse(f"weight_grad bf16 {text}")
+    problem, operands, expected = integers_and_result(f"weight_grad bf16 {text}")
     geo = geometry(problem.conv)
     fold = line_plans.folded_axes(problem, geo)
     seen = line_plans.folded(geo, fold)
     assert line_plans.lines_fit(problem, seen, fold)
-    rng = np.random.default_rng(3)
-    operands = [rng.integers(-3, 4, problem.shape_of_operand(name)).astype(np.float64) for name in problem.operands]
-    expected = np.empty(problem.conv.weight_shape)
-    plan(problem.with_(dtype="float64", compute="f64", out_dtype="float64"), backend="reference").run(
-        tuple(operands), (expected,), None)
-    order = (0, *range(2, operands[0].ndim), 1)
-    rows = [np.pad(a.transpose(order), [(0, 0)] * (a.ndim - 1) + [(0, 0 if fold else -a.shape[1] % 8)])
-            for a in operands]
-    dy, x = (torch.from_numpy(a).bfloat16().permute(*(order.index(axis) for axis in range(a.ndim))) for a in rows)
+    dy, x = (channels_last(np.pad(a, [(0, 0), (0, 0 if fold else -a.shape[1] % 8), *[(0, 0)] * (a.ndim - 2)]))
+             for a in operands)
     monkeypatch.setattr(line_plans, "MULTIPROCESSORS", 5)  # so that these small problems are shared, too
     by_shape = {(t.BK, t.CB, t.NT, t.axis, t.chain, t.programs > 0, t.box): t for t in line_plans.all_lines(seen, None)}
     assert by_shape
@@ -160,7 +155,7 @@ def test_lines_cover_every_product_once(text: str, monkeypatch: pytest.MonkeyPat
         assert np.array_equal(result.reshape(expected.shape), expected), str(tile)
 
 
-@pytest.mark.skipif(not INTERPRETED and not ON_GPU, reason="needs a GPU or TRITON_INTERPRET=1")
+@needs_triton
 @pytest.mark.parametrize("text", GEOMETRIES)
 def test_weight_gradient(text: str) -> None:
     check_exact(f"weight_grad bf16 {text}", "triton")
@@ -169,7 +164,7 @@ def test_weight_gradient(text: str) -> None:
         check_nonfinite(f"weight_grad bf16 {text}", "triton")
 
 
-@pytest.mark.skipif(not ON_GPU, reason="Gluon kernels run on a GPU only")
+@needs_gpu
 @pytest.mark.parametrize("text", GEOMETRIES[:6])
 def test_lines_agree_with_their_plain_twin(text: str) -> None:
     from convgrad.backends.triton import line_plans
@@ -181,19 +176,14 @@ def test_lines_agree_with_their_plain_twin(text: str) -> None:
     lines = make_plan(problem, None, choice_of("lines", line_plans.worth_measuring(problem, geometry(problem.conv))[0]))
     twin = make_plan(problem, None, {"kernel": "plain"})
     assert lines.kernel.startswith("lines") and not twin.kernel.startswith("lines")
-    generator = torch.Generator(device="cuda").manual_seed(5)
-    operands = []
-    for name in problem.operands:
-        shape = problem.shape_of_operand(name)
-        stored = torch.randint(-3, 4, (shape[0], *shape[2:], shape[1]), device="cuda", generator=generator).bfloat16()
-        operands.append(stored.permute(0, -1, *range(1, len(shape) - 1)))
+    operands = integers_on_gpu(problem)
     results = [torch.full(problem.conv.weight_shape, math.nan, device="cuda").bfloat16() for _ in range(2)]
-    lines.run(tuple(operands), (results[0],), None)
-    twin.run(tuple(operands), (results[1],), None)
+    lines.run(operands, (results[0],), None)
+    twin.run(operands, (results[1],), None)
     assert torch.equal(*results)
 
 
-@pytest.mark.skipif(not ON_GPU, reason="Gluon kernels run on a GPU only")
+@needs_gpu
 @pytest.mark.parametrize("text", GEOMETRIES[-3:])
 def test_lines_are_chosen(text: str) -> None:
     from convgrad.backends.triton.plans import make_plan

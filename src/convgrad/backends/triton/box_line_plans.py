@@ -56,7 +56,8 @@ def copies_for(problem: Problem, geo: Geometry) -> Copies:
     rows = geo.groups * geo.group_out * geo.taps
     rows_of_inputs = problem.weight_layout.startswith("O") and problem.weight_layout.endswith("I")
     other = not (rows_of_inputs or turned_weight(problem, geo))
-    ragged = channels_in % 8 and (channels_in * geo.taps % 8 or not is_input)
+    # taps that do not begin at multiples of 16 bytes, where a copy begins at a tap
+    ragged = channels_in % 8 and (channels_in * geo.taps % 8 or not box_plans.is_patch(problem, geo))
     decoded = problem.dtype in STORED_8BIT  # weights as 16-bit numbers; the source is decoded on its way to products
     return Copies(2 * pixels * up8(red) if red % 8 and not decoded else 0,
                   2 * rows * up8(channels_in) if ragged or other or decoded else 0)

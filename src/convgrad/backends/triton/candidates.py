@@ -24,7 +24,7 @@ from .launch import power_of_two
 from .numbers_on_device import operand_bytes
 from .plans import LINE_ENDS
 from .tiles import best_box, choose_gather, choose_splits, choose_weight, stages_for
-from .tuning import Choice
+from .tuning import SEPARATE, Choice
 
 
 def candidates(problem: Problem) -> list[Choice]:
@@ -111,7 +111,7 @@ def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
 def depthwise(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     strips = [choice_of(kernel, strip) for kernel, strip in slide_plans.worth_measuring(problem, geo)]
     if strips and len(problem.results) > 1 and problem.wrt != "weight+bias":
-        yield {"kernel": "separate"}
+        yield SEPARATE
     yield from strips
     yield from plain_depthwise(problem, geo)
 
@@ -125,7 +125,7 @@ def plain_depthwise(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     if len(problem.results) > 1 and problem.wrt != "weight+bias":
         if not depthwise_plans.fused_fits(geo):
             return
-        yield {"kernel": "separate"}
+        yield SEPARATE
     apart = geo.dilation[2] // geo.common[2] > 4 or last == 1
     shapes = ((1, 4), (2, 4), (1, 8), (2, 8), (2, 2)) if apart else \
         ((4, 4), (8, 4), (4, 8), (8, 8), (8, 2), (4, 2), (2, 8))

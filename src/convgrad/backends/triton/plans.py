@@ -26,7 +26,7 @@ from .tiles import (
     most_splits,
     reduce_tile,
 )
-from .tuning import Choice, fields_of, tuned
+from .tuning import SEPARATE, Choice, fields_of, tuned
 from .ways import Way, add_step, gather_ways, weight_ways
 from .weight import bias_kernel, weight_kernel
 
@@ -71,12 +71,12 @@ def noted(plan: Plan, source: str) -> Plan:
 
 def depthwise_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
     """One channel per group: kernels of their own, in one pass where that is faster."""
-    if choice is not None and choice["kernel"] == "separate":
+    if choice == SEPARATE:
         raise Unsupported("several results at once: tuning found one kernel each to be faster")
     slid = slide_plans.for_problem(problem, geo, max_workspace, choice)
     if slid is None:  # a measured strip says nothing about the plain kernels
-        strip = choice is not None and choice["kernel"] in ("slide", "tall")
-        return plain_depthwise_plan(problem, geo, max_workspace, None if strip else choice)
+        measured = choice is not None and choice["kernel"] == "depthwise"
+        return plain_depthwise_plan(problem, geo, max_workspace, choice if measured else None)
     parts = [problem] if len(problem.results) == 1 or problem.wrt == "weight+bias" else \
         [problem.with_(wrt="input"), problem.with_(wrt="+".join(problem.results[1:]))]
     return slide_plans.or_plain(slid, [plain_depthwise_plan(part, geo, max_workspace, None) for part in parts])

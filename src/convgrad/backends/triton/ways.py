@@ -55,7 +55,8 @@ def fastest_first(offers: tuple[Offer, ...], problem: Problem, geo: Geometry, ma
                   choice: Choice | None) -> list[Way]:
     left_out = tuple(f"{name}_" for name in os.environ.get("CONVGRAD_GPU_WITHOUT", "").split(",") if name)
     found = [way for offer in offers if (way := offer(problem, geo, max_workspace, choice)) is not None]
-    return sorted((way for way in found if not way.name.startswith(left_out)), key=lambda way: way.seconds)
+    allowed = (way for way in found if max_workspace is None or way.workspace_bytes <= max_workspace)
+    return sorted((way for way in allowed if not way.name.startswith(left_out)), key=lambda way: way.seconds)
 
 
 def short(problem: Problem) -> str:
