@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import triton.language as tl
 
 from ...problem import DTYPES, Plan, Problem, Unsupported
-from . import depthwise_plans, slide_plans
+from . import copied_plans, depthwise_plans, slide_plans
 from .flat import flattened, with_flat
 from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
@@ -102,6 +103,11 @@ def fill_zero(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: An
 
 def gather_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
     """The output, or the input gradient."""
+    return planned(problem, geo, max_workspace, choice, gather_choices)
+
+
+def gather_choices(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
+    """The ways to the output or the input gradient of tensors as they lie, the best first; the last takes all."""
     is_input = problem.wrt == "input"
     tile = choose_gather(geo, is_input, operand_bytes(problem))
     if choice is not None and choice["kernel"] == "gather":
@@ -111,7 +117,31 @@ def gather_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
     by_pointers = Way(f"gather_{DTYPES[problem.dtype][0]}_{tile.BM}x{tile.BN}x{tile.TS * tile.CB}", str(tile), math.inf,
                       0, lambda operands, result: True,
                       lambda operands, result, workspace: step(*operands, result, table_for(problem, result)))
-    return first_that_takes(problem, [*gather_ways(problem, geo, max_workspace, choice), by_pointers])
+    return [*gather_ways(problem, geo, max_workspace, choice), by_pointers]
+
+
+Choices = Callable[[Problem, Geometry, int | None, Choice | None], list[Way]]
+
+
+def planned(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None,
+            choices: Choices) -> Plan:
+    """The plan of the ways that `choices` finds, or that it finds for copies of the tensors with channels last."""
+    *ways, by_pointers = choices(problem, geo, max_workspace, choice)
+
+    def for_piece(piece: Problem, room: int) -> list[Way]:
+        return choices(piece, geometry(piece.conv), room, tuned(piece)[0])
+
+    if choice is None or choice["kernel"] == "copied":
+        if problem.layout.endswith("C"):
+            if ways and max_workspace is None:
+                ways.append(copied_plans.where_they_lie_otherwise(problem, geo, for_piece))
+        elif not ways:
+            copied = copied_plans.offered(problem, geo, max_workspace, for_piece, choice is not None)
+            if isinstance(copied, Way):
+                ways.append(copied)
+            else:
+                by_pointers = replace(by_pointers, note=f"{by_pointers.note}; {copied}")
+    return first_that_takes(problem, [*ways, by_pointers])
 
 
 def first_that_takes(problem: Problem, ways: list[Way]) -> Plan:
@@ -160,6 +190,12 @@ def gather_launch(geo: Geometry, tile: GatherTile, is_input: bool, numbers: dict
 
 
 def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
+    """The weight gradient."""
+    return planned(problem, geo, max_workspace, choice, weight_choices)
+
+
+def weight_choices(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
+    """The ways to the weight gradient of tensors as they lie, the best first; the last takes all."""
     numbers = arithmetic(problem)
     tile = choose_weight(geo, operand_bytes(problem), max_workspace, problem.layout.endswith(LINE_ENDS))
     if choice is not None and choice["kernel"] == "weight":
@@ -184,7 +220,7 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
     by_pointers = Way(
         f"weight_{DTYPES[problem.dtype][0]}_{tile.BK}x{tile.TS * tile.CB}x{tile.BP}_split{tile.SPLITS}", str(tile),
         math.inf, partial_bytes, lambda operands, result: True, run)
-    return first_that_takes(problem, [*weight_ways(problem, geo, max_workspace, choice), by_pointers])
+    return [*weight_ways(problem, geo, max_workspace, choice), by_pointers]
 
 
 LINE_ENDS = ("LC", "WC")  # layouts whose last spatial axis and channels make one line
