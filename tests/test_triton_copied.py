@@ -1,4 +1,4 @@
-"""Tensors with channels first on the Triton backend: copied to channels last, in pieces that fit the workspace."""
+"""Tensors with channels first on the Triton backend: products of one point, and copies in pieces for all others."""
 
 from __future__ import annotations
 
@@ -166,3 +166,14 @@ def test_copies_are_exact(shape: tuple[int, ...], size: int) -> None:
     assert torch.equal(first, again) and torch.equal(rows.narrow(2, 0, shape[2] // 2 + 1),
                                                      first.narrow(2, 0, shape[2] // 2 + 1))
     assert not rows.narrow(2, shape[2] // 2 + 1, shape[2] - shape[2] // 2 - 1).any()
+
+
+@pytest.mark.parametrize("text", ["input_grad bf16 n2 c24 k40 i5x7 w1x1", "conv f16 n2 c40 k24 i3x4x2 w1x1x1",
+                                  "weight_grad bf16 n3 c24 k40 i5x16 w1x1", "weight_grad bf16>f32 n2 c70 k66 i15 w1",
+                                  "input_grad bf16 n1 c16 k130 i8x8 w1x1 NCHW IOHW"])
+def test_products_of_one_point(text: str) -> None:
+    assert planned(text).kernel.startswith("points")
+    assert check_exact(text, "triton") and check_bound(text, "triton") and check_nonfinite(text, "triton")
+    assert check_exact(text, "triton", style="gaps")
+    if "weight" in text:
+        assert check_exact(text, "triton", max_workspace_bytes=0)

@@ -118,9 +118,10 @@ class BoxLines:
         return math.prod(self.parts_shape) + self.copies.bytes // 4
 
     def take(self, source: Any, weight: Any, result: Any) -> bool:
-        lies = result.shape[1] == 1 or result.stride(1) == 1
+        lies = True
         if box_plans.is_patch(self.problem, self.geo):
-            lies = lies and (result.shape[-1] == 1 or result.stride(-1) == result.shape[1])
+            lies = (result.shape[1] == 1 or result.stride(1) == 1) and \
+                (result.shape[-1] == 1 or result.stride(-1) == result.shape[1])
         steps = [step for axis, step in enumerate(source.stride()) if axis != 1 and source.shape[axis] > 1]
         aligned = box_plans.tensors_fit(source) and not any(step * source.element_size() % 16 for step in steps)
         return (lies and (self.copies.source > 0 or aligned)
@@ -234,23 +235,24 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
 
     def write(source: Any, weight: Any, result: Any, parts: Any) -> Launch:
         sn, _, *s = strides_of(source)
-        rn, _, *r = strides_of(result)
+        rn, rc, *r = strides_of(result)
         ralign, (rn, *r) = aligned_strides((rn, *r))
         scalars = (items, tile.whole, geo.batch, *(geo.y if is_input else geo.x), *to_extents, *boxes, turn, sn, *s,
-                   *strides_of(weight), rn, *r)
+                   *strides_of(weight), rn, *r, rc)
         more = {"RALIGN": ralign, "RED": red, "WEIGHT_COL": weight_col, "NT": tile.NT,
                 "AXIS": tile.axis if tile.NT > 1 else -1, "UNITS": units, "LINE_UNITS": line_units,
                 "SOURCE_BYTES": math.prod(copied) * tile.CB * work.source_bytes, "CB": tile.CB, "SS": tile.source_slots,
-                "WS": tile.weight_slots, "OS": tile.out_slots, "CHUNK": chunk, "BY_BOX": by_box(result),
+                "WS": tile.weight_slots, "OS": tile.out_slots, "CHUNK": chunk,
+                "STORE": "box" if by_box(result) else "rows" if rc == 1 else "columns",
                 "HALVES": halves, **dict(zip(("HN", "H0", "H1", "H2"), beside or (0, 0, 0, 0)))}
         registers = {1: None, 2: 128, 3: 80}[tile.together]
         return Launch((programs,), scalars, {**constants, **more}, 4, 1, leading, registers)
 
     def add(parts: Any, result: Any) -> Launch:
-        rn, _, *r = strides_of(result)
+        rn, rc, *r = strides_of(result)
         ralign, (rn, *r) = aligned_strides((rn, *r))
         few = min(tile.BM, max(8, 4096 // tile.BN))
-        return Launch((rest, tile.BM // few), (tile.whole, geo.batch, *to_extents, *boxes, turn, rn, *r),
+        return Launch((rest, tile.BM // few), (tile.whole, geo.batch, *to_extents, *boxes, turn, rn, *r, rc),
                       {**constants, "RALIGN": ralign, "FEW": few, "WARPS": 4}, 4, 1)
 
     return BoxLines(problem, geo, tile, copies, Step(box_lines_kernel, write), Step(add_box_parts_kernel, add))

@@ -29,8 +29,8 @@ from .ways import Operands, Way, add_step
 
 AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 COPY_BYTES = 3.2e12  # read and written, a second
-POINTER_FLOPS = 60e12  # of gather.py and weight.py on 16-bit tensors with channels first, a second
-PREFERRED_BYTES = 48 * 2**20  # of copies in a piece: what the cache can keep of it need not go to memory
+POINTER_FLOPS = 40e12  # of gather.py and weight.py on 16-bit tensors with channels first, a second
+PREFERRED_BYTES = 2**26  # of copies in a piece: smaller pieces, which the cache could hold, were slower on an H200
 MOST_SLABS = 8  # weight gradients of pieces that are kept before they are added
 ALIGNMENT = 256
 Inner = Callable[[Problem, int], list[Way]]  # the ways to a piece within so many bytes, the best first
@@ -96,6 +96,12 @@ def pieces_of(conv: Conv, is_input: bool, axis: int, images: int, rows: int) -> 
     return found
 
 
+def element_bytes(problem: Problem, direct: bool) -> tuple[int, int, int]:
+    """Bytes of an element of x, y and the weight that are copied; 0 for those that are not."""
+    size, out = DTYPES[problem.dtype][1], 0 if direct else DTYPES[problem.out_dtype][1]
+    return {"input": (out, size, size), "output": (size, out, size), "weight": (size, size, 0)}[problem.wrt]
+
+
 def up(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
@@ -109,6 +115,7 @@ class Copied:
     ways: dict[Conv, list[Way]]
     copied: tuple[int, int, int]  # bytes for the copies of x, y and the weight
     slabs: int  # weight gradients of pieces
+    direct: bool  # results go to their place at once
 
     @property
     def is_input(self) -> bool:
@@ -135,12 +142,12 @@ class Copied:
     def seconds(self) -> float:
         """Estimated: the pieces' own times, and every copy written and read once more."""
         own = sum(self.ways[piece.conv][0].seconds for piece in self.pieces)
-        conv, size, out = self.problem.conv, DTYPES[self.problem.dtype][1], DTYPES[self.problem.out_dtype][1]
-        x_size, y_size = (out, size) if self.is_input else (size, out if self.problem.wrt == "output" else size)
-        moved = sum(x_size * math.prod(piece.conv.input_shape) + y_size * math.prod(piece.conv.output_shape)
-                    for piece in self.pieces) + (size * math.prod(conv.weight_shape) if self.copied[2] else 0)
+        inputs, outputs, weights = element_bytes(self.problem, self.direct)
+        moved = sum(inputs * math.prod(piece.conv.input_shape) + outputs * math.prod(piece.conv.output_shape)
+                    for piece in self.pieces) + weights * math.prod(self.problem.conv.weight_shape)
         adding = 2 * self.slab_bytes * len(self.pieces) if self.slabs else 0
-        launches = len(self.pieces) + (1 if self.problem.wrt != "weight" else -(-len(self.pieces) // MOST_SLABS))
+        launches = len(self.pieces) + (not self.direct if self.problem.wrt != "weight" else
+                                       -(-len(self.pieces) // MOST_SLABS))
         return own + (2 * moved + adding) / COPY_BYTES + launches * LAUNCH_SECONDS
 
     @property
@@ -148,15 +155,16 @@ class Copied:
         first = self.pieces[0].conv
         rows = (first.in_size if self.is_input else first.out_size)[self.pieces[0].axis]
         way = self.ways[first][0]
-        return (f"{len(self.pieces)} pieces of {first.batch} images x {rows} rows copied to channels last, then "
-                f"{way.name}: {way.note}; {self.seconds * 1e6:.0f} us expected with the copies")
+        at_once = " (results at once to their place)" if self.direct else ""
+        return (f"{len(self.pieces)} pieces of {first.batch} images x {rows} rows copied to channels last{at_once}, "
+                f"then {way.name}: {way.note}; {self.seconds * 1e6:.0f} us expected with the copies")
 
     def take(self, operands: Operands, result: Any) -> bool:
         piece = self.pieces[0]
         if self.problem.wrt == "weight":
             return copies(piece.y_of(operands[0])) and copies(piece.x_of(operands[1]))
         source, target = (piece.y_of, piece.x_of) if self.is_input else (piece.x_of, piece.y_of)
-        return copies(source(operands[0])) and copies(target(result)) and copies(operands[1])
+        return copies(source(operands[0])) and copies(operands[1]) and (self.direct or copies(target(result)))
 
     def memory(self, workspace: Any, like: Any) -> Any:
         return scratch(self.problem, workspace, (self.offsets[-1] // 4,), like).view(torch.uint8)
@@ -185,7 +193,7 @@ class Copied:
                 waiting.append((part, like(part, memory[from_at:])))
                 part = waiting[-1][1]
             copy_all(waiting)
-            written = target if channels_last(target) else like(target, memory[to_at:])
+            written = target if self.direct or channels_last(target) else like(target, memory[to_at:])
             run_first(self.ways[piece.conv], (part, weight), written, inner)
             waiting = [(written, target)] if written is not target else []
         copy_all(waiting)
@@ -345,7 +353,8 @@ def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, inne
     if problem.dtype == "float64" or problem.out_dtype == "float64":
         return "float64 is not copied"
     limit = workspace_limit(geo, max_workspace)
-    found = [plan for share in (0.125, 0.5) if (plan := in_pieces(problem, geo, limit, share, inner)) is not None]
+    found = [plan for share in (0.125, 0.5) for direct in ((False,) if problem.wrt == "weight" else (True, False))
+             if (plan := in_pieces(problem, geo, limit, share, direct, inner)) is not None]
     if not found:
         return f"not copied to channels last: no row of it fits {limit} bytes of workspace"
     return min(found, key=lambda plan: plan.seconds)
@@ -356,10 +365,9 @@ def worth_it(plan: Copied, geo: Geometry) -> bool:
     return plan.seconds < LAUNCH_SECONDS + flops_of(geo) / POINTER_FLOPS
 
 
-def sizes_to_try(problem: Problem, geo: Geometry, room: int) -> Iterator[tuple[int, int]]:
-    """(images, rows) of a piece, about as large as fits and then smaller ones."""
-    conv, size = problem.conv, DTYPES[problem.dtype][1]
-    image = size * (math.prod(conv.input_shape[1:]) + math.prod(conv.output_shape[1:]))
+def sizes_to_try(problem: Problem, geo: Geometry, image: int, room: int) -> Iterator[tuple[int, int]]:
+    """(images, rows) of a piece, about as large as fits and then smaller ones; `image`: bytes of an image's copies."""
+    conv = problem.conv
     extents, step = (geo.x, geo.stride) if problem.wrt == "input" else (geo.y, (1, 1, 1))
     axis = outer_axis(extents)
     extent = extents[axis]
@@ -376,16 +384,17 @@ def sizes_to_try(problem: Problem, geo: Geometry, room: int) -> Iterator[tuple[i
         images, rows = (images * 3 // 4, rows) if images > 1 else (images, min(rows - step[axis], rows * 3 // 4))
 
 
-def in_pieces(problem: Problem, geo: Geometry, limit: int, for_inner: float, inner: Inner) -> Copied | None:
+def in_pieces(problem: Problem, geo: Geometry, limit: int, for_inner: float, direct: bool,
+              inner: Inner) -> Copied | None:
     """The largest pieces that leave a share of the workspace to their own ways."""
     conv, is_input = problem.conv, problem.wrt == "input"
     letters = SPATIAL_LETTERS[conv.axes]
-    size, out_size = DTYPES[problem.dtype][1], DTYPES[problem.out_dtype][1]
-    x_size, y_size = (out_size if is_input else size), (out_size if problem.wrt == "output" else size)
-    weight_bytes = size * math.prod(conv.weight_shape) if problem.wrt != "weight" else 0
+    x_size, y_size, weight_size = element_bytes(problem, direct)
+    weight_bytes = weight_size * math.prod(conv.weight_shape)
     room = min(PREFERRED_BYTES, int(limit * (1 - for_inner)) - weight_bytes)
+    image = x_size * math.prod(conv.input_shape[1:]) + y_size * math.prod(conv.output_shape[1:])
     axis = outer_axis(geo.x if is_input else geo.y) - (3 - conv.axes)
-    for images, rows in sizes_to_try(problem, geo, room) if room > 0 else ():
+    for images, rows in sizes_to_try(problem, geo, image, room) if room > 0 else ():
         pieces = pieces_of(conv, is_input, axis, images, rows)
         if not pieces:
             return None
@@ -403,7 +412,9 @@ def in_pieces(problem: Problem, geo: Geometry, limit: int, for_inner: float, inn
                 ways[piece.conv] = inner(problem.with_(
                     conv=piece.conv, layout=f"N{letters}C", weight_layout=f"O{letters}I",
                     out_dtype="float32" if several else problem.out_dtype), left)
-        plan = Copied(problem, pieces, ways, copied, slabs)
+            if direct and not ways[piece.conv][0].writes_columns:
+                return None
+        plan = Copied(problem, pieces, ways, copied, slabs, direct)
         if plan.workspace_bytes <= limit:
             return plan
     return None

@@ -136,10 +136,10 @@ def planned(problem: Problem, geo: Geometry, max_workspace: int | None, choice: 
         if problem.layout.endswith("C"):
             if ways and max_workspace is None:
                 ways.append(copied_plans.where_they_lie_otherwise(problem, geo, for_piece))
-        elif not ways:
+        elif not any(way.name.startswith("parts") for way in ways):  # those copy by themselves
             copied = copied_plans.offered(problem, geo, max_workspace, for_piece, choice is not None)
             if isinstance(copied, Way):
-                ways.append(copied)
+                ways = sorted([*ways, copied], key=lambda way: way.seconds)
             else:
                 by_pointers = replace(by_pointers, note=f"{by_pointers.note}; {copied}")
     return first_that_takes(problem, [*ways, by_pointers])
