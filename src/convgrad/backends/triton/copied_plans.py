@@ -29,6 +29,7 @@ from .ways import Operands, Way, add_step
 
 AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 COPY_BYTES = 3.2e12  # read and written, a second
+COPY_SECONDS = 10e-6  # of a launch that copies, beside its bytes: the kernels before and behind it wait for each other
 POINTER_FLOPS = 40e12  # of gather.py and weight.py on 16-bit tensors with channels first, a second
 PREFERRED_BYTES = 2**26  # of copies in a piece: smaller pieces, which the cache could hold, were slower on an H200
 MOST_SLABS = 8  # weight gradients of pieces that are kept before they are added
@@ -148,7 +149,7 @@ class Copied:
         adding = 2 * self.slab_bytes * len(self.pieces) if self.slabs else 0
         launches = len(self.pieces) + (not self.direct if self.problem.wrt != "weight" else
                                        -(-len(self.pieces) // MOST_SLABS))
-        return own + (2 * moved + adding) / COPY_BYTES + launches * LAUNCH_SECONDS
+        return own + (2 * moved + adding) / COPY_BYTES + launches * COPY_SECONDS
 
     @property
     def note(self) -> str:
@@ -353,7 +354,7 @@ def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, inne
     if problem.dtype == "float64" or problem.out_dtype == "float64":
         return "float64 is not copied"
     limit = workspace_limit(geo, max_workspace)
-    found = [plan for share in (0.125, 0.5) for direct in ((False,) if problem.wrt == "weight" else (True, False))
+    found = [plan for share in (0.125, 0.25, 0.5) for direct in ((False,) if problem.wrt == "weight" else (True, False))
              if (plan := in_pieces(problem, geo, limit, share, direct, inner)) is not None]
     if not found:
         return f"not copied to channels last: no row of it fits {limit} bytes of workspace"
