@@ -23,6 +23,7 @@ from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR, Box
 from .tuning import Choice, fields_of
 
 ONES: Three = (1, 1, 1)
+SHORTEST_RUN = 32  # seen on an H200: lines of 32 and more were faster than a copy of the result, of 14 much slower
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,12 @@ def fits(problem: Problem, geo: Geometry, max_workspace: int | None = None) -> b
         return True
     fewest = min(geo.group_in, geo.group_out)
     return fewest >= 16 if geo.groups == 1 else fewest >= 32 and geo.group_in % 8 == 0 and geo.group_out % 8 == 0
+
+
+def writes_columns(problem: Problem, geo: Geometry) -> bool:
+    """Whether results with channels first are written about as fast: in runs of neighbours that are not too short."""
+    return not box_plans.is_patch(problem, geo) and (
+        geo.stride[2] == 1 and geo.x[2] >= SHORTEST_RUN if problem.wrt == "input" else geo.y[2] >= SHORTEST_RUN)
 
 
 def worth_measuring(problem: Problem, geo: Geometry, count: int = 6) -> list[BoxLineTile]:

@@ -31,7 +31,8 @@ AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 COPY_BYTES = 3.2e12  # read and written, a second
 COPY_SECONDS = 10e-6  # of a launch that copies, beside its bytes: the kernels before and behind it wait for each other
 POINTER_FLOPS = 40e12  # of gather.py and weight.py on 16-bit tensors with channels first, a second
-PREFERRED_BYTES = 2**26  # of copies in a piece: smaller pieces, which the cache could hold, were slower on an H200
+PREFERRED_BYTES = 2**26  # of copies in a piece: smaller pieces, which the cache could hold, were slower on an H200,
+PHASED_BYTES = 2**25  # but not those of input gradients at a stride, whose phases come to memory one after the other
 MOST_SLABS = 8  # weight gradients of pieces that are kept before they are added
 ALIGNMENT = 256
 Inner = Callable[[Problem, int], list[Way]]  # the ways to a piece within so many bytes, the best first
@@ -392,7 +393,8 @@ def in_pieces(problem: Problem, geo: Geometry, limit: int, for_inner: float, dir
     letters = SPATIAL_LETTERS[conv.axes]
     x_size, y_size, weight_size = element_bytes(problem, direct)
     weight_bytes = weight_size * math.prod(conv.weight_shape)
-    room = min(PREFERRED_BYTES, int(limit * (1 - for_inner)) - weight_bytes)
+    preferred = min(PREFERRED_BYTES, PHASED_BYTES) if is_input and geo.phases > 1 else PREFERRED_BYTES
+    room = min(preferred, int(limit * (1 - for_inner)) - weight_bytes)
     image = x_size * math.prod(conv.input_shape[1:]) + y_size * math.prod(conv.output_shape[1:])
     axis = outer_axis(geo.x if is_input else geo.y) - (3 - conv.axes)
     for images, rows in sizes_to_try(problem, geo, image, room) if room > 0 else ():

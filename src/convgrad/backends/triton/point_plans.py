@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ...problem import DTYPES, Problem
+from ...problem import Problem
 from .geometry import Geometry
 from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
 from .line_plans import LAUNCH_SECONDS, MEMORY_BYTES
@@ -14,9 +14,11 @@ from .numbers_on_device import rounding
 from .points import point_gather_kernel, point_weight_kernel
 from .tiles import MULTIPROCESSORS, most_splits, stages_for
 
-PRODUCTS = 350e12  # of these kernels, a second
-SHARE = 0.8  # of the memory's speed
-ODD_SHARE = 0.4  # of it, where images are no multiples of 16 bytes
+# What the cost model counts with: products a second, and the part of the memory's speed that is reached, by how many
+# elements at once an image's lines allow to load (measured on an H200).
+PRODUCTS = 350e12
+SHARES = {1: 0.1, 2: 0.3, 4: 0.6, 8: 0.9, 16: 0.9}
+DENSE = 128  # products of an element from which on the tensor cores are what limits
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def matrices(*tensors: Any) -> bool:
 def seconds_of(problem: Problem, geo: Geometry, bytes_again: int = 0) -> float:
     """Estimated: the products, or the bytes of operands and result."""
     flops = 2.0 * geo.group_in * geo.group_out * geo.pixels
-    share = SHARE if math.prod(geo.y) * DTYPES[problem.dtype][1] % 16 == 0 else ODD_SHARE
+    share = SHARES[aligned_strides((math.prod(geo.y),))[0]]
     return LAUNCH_SECONDS + max(flops / PRODUCTS, (problem.min_bytes + bytes_again) / (share * MEMORY_BYTES))
 
 
@@ -69,14 +71,15 @@ def width_of(channels: int, most: int) -> int:
 
 def gather_tile(problem: Problem, geo: Geometry) -> PointTile:
     red, col = (geo.group_out, geo.group_in) if problem.wrt == "input" else (geo.group_in, geo.group_out)
-    rows = max(64, width_of(col, 256))
-    columns = min(128 if rows > 64 else 256, max(16, power_of_two(math.prod(geo.y))))
+    dense = red * col >= DENSE * (red + col)
+    rows = max(64, width_of(col, 256 if dense else 128))
+    columns = min(128, max(16, power_of_two(math.prod(geo.y))))
     while rows > 64 and -(-col // rows) * geo.batch * -(-math.prod(geo.y) // columns) < MULTIPROCESSORS:
         rows //= 2
     depth = min(64, max(16, power_of_two(red)))
-    stages = min(stages_for((rows + columns) * depth * 2), -(-red // depth))
-    return PointTile(rows, columns, depth, 1, 8 if rows * columns > 128 * 64 else 4, stages,
-                     seconds_of(problem, geo))
+    together = 1 if rows == 256 else 3  # programs of a multiprocessor
+    stages = min(stages_for(together * (rows + columns) * depth * 2), -(-red // depth))
+    return PointTile(rows, columns, depth, 1, 8 if rows == 256 else 4, stages, seconds_of(problem, geo))
 
 
 def weight_tile(problem: Problem, geo: Geometry, max_workspace: int | None) -> PointTile:

@@ -104,7 +104,7 @@ def by_box_lines(problem: Problem, geo: Geometry, max_workspace: int | None, cho
 
     return Way(f"box_lines_{short(problem)}_{tile.BM}x{tile.BN}x{tile.CB}", str(tile), tile.seconds,
                4 * plan.memory, lambda operands, result: plan.take(operands[0], operands[1], result),
-               run, not box_plans.is_patch(problem, geo) and (problem.wrt == "output" or geo.stride[2] == 1))
+               run, box_line_plans.writes_columns(problem, geo))
 
 
 def by_boxes(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
