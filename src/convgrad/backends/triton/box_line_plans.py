@@ -125,10 +125,9 @@ class BoxLines:
         return math.prod(self.parts_shape) + self.copies.bytes // 4
 
     def take(self, source: Any, weight: Any, result: Any) -> bool:
-        lies = True
+        lies = result.shape[1] == 1 or result.stride(1) == 1 or writes_columns(self.problem, self.geo)
         if box_plans.is_patch(self.problem, self.geo):
-            lies = (result.shape[1] == 1 or result.stride(1) == 1) and \
-                (result.shape[-1] == 1 or result.stride(-1) == result.shape[1])
+            lies = lies and (result.shape[-1] == 1 or result.stride(-1) == result.shape[1])
         steps = [step for axis, step in enumerate(source.stride()) if axis != 1 and source.shape[axis] > 1]
         aligned = box_plans.tensors_fit(source) and not any(step * source.element_size() % 16 for step in steps)
         return (lies and (self.copies.source > 0 or aligned)

@@ -132,16 +132,16 @@ def planned(problem: Problem, geo: Geometry, max_workspace: int | None, choice: 
     def for_piece(piece: Problem, room: int) -> list[Way]:
         return choices(piece, geometry(piece.conv), room, tuned(piece)[0])
 
-    if choice is None or choice["kernel"] == "copied":
-        if problem.layout.endswith("C"):
-            if ways and max_workspace is None:
-                ways.append(copied_plans.where_they_lie_otherwise(problem, geo, for_piece))
-        elif not any(way.name.startswith("parts") for way in ways):  # those copy by themselves
-            copied = copied_plans.offered(problem, geo, max_workspace, for_piece, choice is not None)
-            if isinstance(copied, Way):
-                ways = sorted([*ways, copied], key=lambda way: way.seconds)
-            else:
-                by_pointers = replace(by_pointers, note=f"{by_pointers.note}; {copied}")
+    by_parts = any(way.name.startswith("parts") for way in ways)  # they take tensors as they lie
+    if not by_parts and (choice is None or choice["kernel"] == "copied"):
+        copied = None if problem.layout.endswith("C") else \
+            copied_plans.offered(problem, geo, max_workspace, for_piece, choice is not None)
+        if isinstance(copied, Way) and (not ways or copied.seconds < ways[0].seconds):
+            ways = [copied]
+        elif ways and max_workspace is None:
+            ways.append(copied_plans.where_they_lie_otherwise(problem, geo, for_piece))
+        elif isinstance(copied, str):
+            by_pointers = replace(by_pointers, note=f"{by_pointers.note}; {copied}")
     return first_that_takes(problem, [*ways, by_pointers])
 
 
