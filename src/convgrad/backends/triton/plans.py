@@ -269,7 +269,7 @@ def weight_launch(geo: Geometry, tile: WeightTile, numbers: dict[str, Any], dy: 
 
 def bias_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Plan:
     channels = geo.groups * geo.group_out
-    bk = min(128, power_of_two(channels))
+    bk = min(128, power_of_two(channels)) if problem.layout.endswith("C") else 1  # neighbours in memory side by side
     bp = max(1, 4096 // bk)
     limit = WORKSPACE_FLOOR if max_workspace is None else max_workspace
     tiles = -(-channels // bk)
