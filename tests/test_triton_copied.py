@@ -71,10 +71,24 @@ def test_pieces_give_the_whole(text: str, images: float, monkeypatch: pytest.Mon
     monkeypatch.setattr(copied_plans, "PREFERRED_BYTES", int(images * image))
     plan = planned(text)
     assert plan.kernel.startswith("copied")
-    assert ("1 pieces" in plan.notes[0]) == (images > conv.batch)
+    assert plan.notes[0].startswith("tile: 1 pieces") == (images > conv.batch)
     assert check_exact(text, "triton")
     if images < 1:  # where a piece's padding is not the problem's
         assert check_nonfinite(text, "triton")
+
+
+@pytest.mark.skipif(not ON_GPU, reason="Gluon kernels run on a GPU only")
+@pytest.mark.parametrize("text", ["input_grad bf16 n2 c64 k64 i19x40 w3x3 p1x1",
+                                  "conv f16 n3 c64 k48 i80x70 w3x3 s2x2 p1x1",
+                                  "input_grad bf16 n2 c64 k128 i7x6x33 w3x3x3 p1x1x1",
+                                  "input_grad f16 n2 c64 k48 i147 w3 d4 p8:0"])
+def test_results_go_to_their_place_at_once(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from convgrad.backends.triton import copied_plans
+
+    source = Problem.parse(text).shape_of_operand("grad_output" if text.startswith("input") else "input")
+    monkeypatch.setattr(copied_plans, "PREFERRED_BYTES", math.prod(source[1:]))  # half an image
+    assert "at once to their place" in planned(text).notes[0]
+    assert check_exact(text, "triton") and check_bound(text, "triton") and check_nonfinite(text, "triton")
 
 
 @pytest.mark.parametrize("text", ["input_grad e4m3>f32 n1 c8 k8 i4x5 w3x3 p1x1",
