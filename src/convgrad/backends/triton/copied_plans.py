@@ -104,6 +104,11 @@ def element_bytes(problem: Problem, direct: bool) -> tuple[int, int, int]:
     return {"input": (out, size, size), "output": (size, out, size), "weight": (size, size, 0)}[problem.wrt]
 
 
+def cut_axis(extents: tuple[int, int, int]) -> int:
+    """The axis that is cut into rows: not the last, whose neighbours are neighbours in memory, if another is long."""
+    return outer_axis((*extents[:2], 1)) if max(extents[:2]) >= 8 else outer_axis(extents)
+
+
 def up(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
@@ -371,7 +376,7 @@ def sizes_to_try(problem: Problem, geo: Geometry, image: int, room: int) -> Iter
     """(images, rows) of a piece, about as large as fits and then smaller ones; `image`: bytes of an image's copies."""
     conv = problem.conv
     extents, step = (geo.x, geo.stride) if problem.wrt == "input" else (geo.y, (1, 1, 1))
-    axis = outer_axis(extents)
+    axis = cut_axis(extents)
     extent = extents[axis]
     images, rows = min(conv.batch, room // image), extent
     if images == 0:
@@ -396,7 +401,7 @@ def in_pieces(problem: Problem, geo: Geometry, limit: int, for_inner: float, dir
     preferred = min(PREFERRED_BYTES, PHASED_BYTES) if is_input and geo.phases > 1 else PREFERRED_BYTES
     room = min(preferred, int(limit * (1 - for_inner)) - weight_bytes)
     image = x_size * math.prod(conv.input_shape[1:]) + y_size * math.prod(conv.output_shape[1:])
-    axis = outer_axis(geo.x if is_input else geo.y) - (3 - conv.axes)
+    axis = cut_axis(geo.x if is_input else geo.y) - (3 - conv.axes)
     for images, rows in sizes_to_try(problem, geo, image, room) if room > 0 else ():
         pieces = pieces_of(conv, is_input, axis, images, rows)
         if not pieces:
