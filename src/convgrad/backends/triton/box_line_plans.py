@@ -171,15 +171,16 @@ def pad_launch(tensor: Any, copy: Any) -> Launch:
 pad = Step(pad_kernel, pad_launch)
 
 
-def for_problem(problem: Problem, geo: Geometry, choice: Choice | None, max_workspace: int | None) -> BoxLines | None:
-    """The plan of a problem on boxes, or None where it does not fit or was not chosen."""
+def for_problem(problem: Problem, geo: Geometry, choice: Choice | None, max_workspace: int | None,
+                to_columns: bool = False) -> BoxLines | None:
+    """The plan of a problem on boxes, or None where it does not fit or was not chosen; `to_columns`: channels first."""
     if choice is not None and choice["kernel"] != "box_lines":
         return None
     if not fits(problem, geo, max_workspace):
         return None
     limit = WORKSPACE_FLOOR if max_workspace is None else min(WORKSPACE_FLOOR, max_workspace)
     left = limit - copies_for(problem, geo).bytes
-    tile = choose(problem, geo, left) if choice is None else BoxLineTile(**fields_of(choice))
+    tile = choose(problem, geo, left, to_columns) if choice is None else BoxLineTile(**fields_of(choice))
     if tile is None:
         return None
     plan = box_lines(problem, geo, tile)

@@ -25,7 +25,7 @@ from .launch import Launch, Step, aligned_strides, power_of_two
 from .line_plans import LAUNCH_SECONDS
 from .numbers_on_device import scratch
 from .part_plans import flops_of, outer_axis, workspace_limit
-from .ways import Operands, Way, add_step
+from .ways import Operands, Way, add_step, by_box_lines
 
 AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 COPY_BYTES = 3.2e12  # read and written, a second
@@ -360,7 +360,8 @@ def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, inne
     if problem.dtype == "float64" or problem.out_dtype == "float64":
         return "float64 is not copied"
     limit = workspace_limit(geo, max_workspace)
-    found = [plan for share in (0.125, 0.25, 0.5) for direct in ((False,) if problem.wrt == "weight" else (True, False))
+    at_once = (False,) if problem.wrt == "weight" else (True, False)
+    found = [plan for share in (0.02, 0.125, 0.25, 0.5) for direct in at_once
              if (plan := in_pieces(problem, geo, limit, share, direct, inner)) is not None]
     if not found:
         return f"not copied to channels last: no row of it fits {limit} bytes of workspace"
@@ -414,14 +415,18 @@ def in_pieces(problem: Problem, geo: Geometry, limit: int, for_inner: float, dir
         left = limit - sum(map(up, copied)) - up(slabs * dw_bytes) - 3 * ALIGNMENT
         if left < 0:
             continue
-        ways = {}
+        ways: dict[Conv, list[Way]] = {}
         for piece in pieces:
             if piece.conv not in ways:
-                ways[piece.conv] = inner(problem.with_(
-                    conv=piece.conv, layout=f"N{letters}C", weight_layout=f"O{letters}I",
-                    out_dtype="float32" if several else problem.out_dtype), left)
-            if direct and not ways[piece.conv][0].writes_columns:
-                return None
+                part = problem.with_(conv=piece.conv, layout=f"N{letters}C", weight_layout=f"O{letters}I",
+                                     out_dtype="float32" if several else problem.out_dtype)
+                found = inner(part, left)
+                if direct:
+                    boxes = by_box_lines(part, geometry(part.conv), left, None, True)
+                    if boxes is None or not found[0].writes_columns:
+                        return None
+                    found[0] = boxes
+                ways[piece.conv] = found
         plan = Copied(problem, pieces, ways, copied, slabs, direct)
         if plan.workspace_bytes <= limit:
             return plan

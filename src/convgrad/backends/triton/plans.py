@@ -281,10 +281,13 @@ def bias_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Pla
 
     def launch(dy: Any, result: Any, table: Any) -> Launch:
         yn, yc, *y = strides_of(dy)
+        extents, runs = geo.y, copied_plans.runs_of(dy)
+        if len(runs) == 1:  # fewer divisions
+            extents, y = (1, 1, runs[0][0]), [0, 0, runs[0][1]]
         align, (yn, *y) = aligned_strides((yn, *y))
         r_split, r_k = result.stride() if splits > 1 else (0, result.stride(0))
         constants = {"YALIGN": align, "WIDE": needs_wide(dy), **numbers, "BP": bp, "BK": bk}
-        scalars = (geo.pixels, run_length, *geo.y, yn, yc, *y, r_split, r_k, channels)
+        scalars = (geo.pixels, run_length, *extents, yn, yc, *y, r_split, r_k, channels)
         return Launch((tiles, splits), scalars, constants, 8, 2)
 
     step = Step(bias_kernel, launch)

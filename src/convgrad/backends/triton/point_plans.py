@@ -72,8 +72,8 @@ def width_of(channels: int, most: int) -> int:
 def gather_tile(problem: Problem, geo: Geometry) -> PointTile:
     red, col = (geo.group_out, geo.group_in) if problem.wrt == "input" else (geo.group_in, geo.group_out)
     dense = red * col >= DENSE * (red + col)
-    rows = max(64, width_of(col, 256 if dense else 128))
-    columns = min(128, max(16, power_of_two(math.prod(geo.y))))
+    rows = max(64, width_of(col, 256)) if dense else 64
+    columns = min(128 if red > 64 else 64, max(16, power_of_two(math.prod(geo.y))))
     while rows > 64 and -(-col // rows) * geo.batch * -(-math.prod(geo.y) // columns) < MULTIPROCESSORS:
         rows //= 2
     depth = min(64, max(16, power_of_two(red)))

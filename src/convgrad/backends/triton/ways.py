@@ -89,11 +89,15 @@ def by_cells(problem: Problem, geo: Geometry, max_workspace: int | None, choice:
                lambda operands, result: plan.take(operands[0], result), run)
 
 
-def by_box_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
-    """Dense problems on boxes of positions, copied by one warp and multiplied by the others."""
+def by_box_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None,
+                 to_columns: bool = False) -> Way | None:
+    """Dense problems on boxes of positions, copied by one warp and multiplied by the others.
+
+    `to_columns`: to a result with channels first.
+    """
     if choice is None and not worth_boxes(problem, geo):
         return None
-    plan = box_line_plans.for_problem(problem, geo, choice, max_workspace)
+    plan = box_line_plans.for_problem(problem, geo, choice, max_workspace, to_columns)
     if plan is None:
         return None
     tile = plan.tile
