@@ -23,6 +23,7 @@ from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR, Box
 from .tuning import Choice, fields_of
 
 ONES: Three = (1, 1, 1)
+SHORTEST_RUN = 32  # seen on an H200: lines of 32 and more were faster than a copy of the result, of 14 much slower
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,12 @@ def fits(problem: Problem, geo: Geometry, max_workspace: int | None = None) -> b
     return fewest >= 16 if geo.groups == 1 else fewest >= 32 and geo.group_in % 8 == 0 and geo.group_out % 8 == 0
 
 
+def writes_columns(problem: Problem, geo: Geometry) -> bool:
+    """Whether results with channels first are written about as fast: in runs of neighbours that are not too short."""
+    return not box_plans.is_patch(problem, geo) and (
+        geo.stride[2] == 1 and geo.x[2] >= SHORTEST_RUN if problem.wrt == "input" else geo.y[2] >= SHORTEST_RUN)
+
+
 def worth_measuring(problem: Problem, geo: Geometry, count: int = 6) -> list[BoxLineTile]:
     """The best tiles of different shapes."""
     return best_tiles(problem, geo, count) if fits(problem, geo) else []
@@ -127,7 +134,7 @@ class BoxLines:
         return math.prod(self.parts_shape) + self.copies.bytes // 4
 
     def take(self, source: Any, weight: Any, result: Any) -> bool:
-        lies = result.shape[1] == 1 or result.stride(1) == 1
+        lies = result.shape[1] == 1 or result.stride(1) == 1 or writes_columns(self.problem, self.geo)
         if box_plans.is_patch(self.problem, self.geo):
             lies = lies and (result.shape[-1] == 1 or result.stride(-1) == result.shape[1])
         steps = [step for axis, step in enumerate(source.stride()) if axis != 1 and source.shape[axis] > 1]
@@ -173,15 +180,16 @@ def pad_launch(tensor: Any, copy: Any) -> Launch:
 pad = Step(pad_kernel, pad_launch)
 
 
-def for_problem(problem: Problem, geo: Geometry, choice: Choice | None, max_workspace: int | None) -> BoxLines | None:
-    """The plan of a problem on boxes, or None where it does not fit or was not chosen."""
+def for_problem(problem: Problem, geo: Geometry, choice: Choice | None, max_workspace: int | None,
+                to_columns: bool = False) -> BoxLines | None:
+    """The plan of a problem on boxes, or None where it does not fit or was not chosen; `to_columns`: channels first."""
     if choice is not None and choice["kernel"] != "box_lines":
         return None
     if not fits(problem, geo, max_workspace):
         return None
     limit = WORKSPACE_FLOOR if max_workspace is None else min(WORKSPACE_FLOOR, max_workspace)
     left = limit - copies_for(problem, geo).bytes
-    tile = choose(problem, geo, left) if choice is None else BoxLineTile(**fields_of(choice))
+    tile = choose(problem, geo, left, to_columns) if choice is None else BoxLineTile(**fields_of(choice))
     if tile is None:
         return None
     plan = box_lines(problem, geo, tile)
@@ -244,23 +252,24 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
 
     def write(source: Any, weight: Any, result: Any, parts: Any) -> Launch:
         sn, _, *s = strides_of(source)
-        rn, _, *r = strides_of(result)
+        rn, rc, *r = strides_of(result)
         ralign, (rn, *r) = aligned_strides((rn, *r))
         scalars = (items, tile.whole, geo.batch, *(geo.y if is_input else geo.x), *to_extents, *boxes, turn, sn, *s,
-                   *strides_of(weight), rn, *r)
+                   *strides_of(weight), rn, *r, rc)
         more = {"RALIGN": ralign, "RED": red, "WEIGHT_COL": weight_col, "TURNED": turned, "NT": tile.NT,
                 "AXIS": tile.axis if tile.NT > 1 else -1, "UNITS": units, "LINE_UNITS": line_units,
                 "SOURCE_BYTES": math.prod(copied) * tile.CB * work.source_bytes, "CB": tile.CB, "SS": tile.source_slots,
-                "WS": tile.weight_slots, "OS": tile.out_slots, "CHUNK": chunk, "BY_BOX": by_box(result),
+                "WS": tile.weight_slots, "OS": tile.out_slots, "CHUNK": chunk,
+                "STORE": "box" if by_box(result) else "rows" if rc == 1 else "columns",
                 "HALVES": halves, **dict(zip(("HN", "H0", "H1", "H2"), beside or (0, 0, 0, 0)))}
         registers = {1: None, 2: 128, 3: 80}[tile.together]
         return Launch((programs,), scalars, {**constants, **more}, 4, 1, leading, registers)
 
     def add(parts: Any, result: Any) -> Launch:
-        rn, _, *r = strides_of(result)
+        rn, rc, *r = strides_of(result)
         ralign, (rn, *r) = aligned_strides((rn, *r))
         few = min(tile.BM, max(8, 4096 // tile.BN))
-        return Launch((rest, tile.BM // few), (tile.whole, geo.batch, *to_extents, *boxes, turn, rn, *r),
+        return Launch((rest, tile.BM // few), (tile.whole, geo.batch, *to_extents, *boxes, turn, rn, *r, rc),
                       {**constants, "RALIGN": ralign, "FEW": few, "WARPS": 4}, 4, 1)
 
     return BoxLines(problem, geo, tile, copies, Step(box_lines_kernel, write), Step(add_box_parts_kernel, add))

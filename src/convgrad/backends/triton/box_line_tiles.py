@@ -72,6 +72,7 @@ class Work:
     positions: Box
     source_bytes: int  # of an element
     out_bytes: int
+    to_columns: bool = False  # the result has channels first
 
     @property
     def phases(self) -> list[tuple[int, int, int]]:
@@ -87,17 +88,17 @@ class Work:
         return [(a, b, c) for a in per_axis[0] for b in per_axis[1] for c in per_axis[2]]
 
 
-def work_of(problem: Problem, geo: Geometry) -> Work:
+def work_of(problem: Problem, geo: Geometry, to_columns: bool = False) -> Work:
     is_input, patch = problem.wrt == "input", box_plans.is_patch(problem, geo)
     red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
     return Work(geo, is_input, patch, red, col * geo.taps if patch else col,
                 (geo.batch, *(geo.phase_positions if is_input else geo.y)), DTYPES[problem.dtype][1],
-                DTYPES[problem.out_dtype][1])
+                DTYPES[problem.out_dtype][1], to_columns)
 
 
-def choose(problem: Problem, geo: Geometry, max_workspace: int | None) -> BoxLineTile | None:
+def choose(problem: Problem, geo: Geometry, max_workspace: int | None, to_columns: bool = False) -> BoxLineTile | None:
     """The tile with the lowest estimated time."""
-    return min(all_tiles(work_of(problem, geo), max_workspace), key=lambda tile: tile.seconds, default=None)
+    return min(all_tiles(work_of(problem, geo, to_columns), max_workspace), key=lambda tile: tile.seconds, default=None)
 
 
 def best_tiles(problem: Problem, geo: Geometry, count: int) -> list[BoxLineTile]:
@@ -143,6 +144,7 @@ def box_for(work: Work, rows: int, axis: int, taps: int) -> Box | None:
     k0, k1, k2 = work.geo.kernel
     d0, d1, d2 = work.geo.dilation
     t0, t1, t2 = (1, 1, 1) if work.is_input else work.geo.stride  # a copy reaches over 256 elements of an axis
+    run_cost = 0.3 if work.to_columns else 0.02  # of short runs of memory
     best: tuple[float, Box] | None = None
     for b2 in sizes(e2, min(rows, 256 // t2)):
         if axis == 1 and b2 * d1 % 8:
@@ -159,7 +161,7 @@ def box_for(work: Work, rows: int, axis: int, taps: int) -> Box | None:
                 # lines beside the box's own, which the cache has to bring once more; short runs of memory
                 more = (k0 - 1) * d0 / b0 + (k1 - 1) * d1 / b1 + (k2 - 1) * d2 / b2
                 shared = (taps - 1) * (d0 / b0 if axis == 0 else d1 / b1 if axis == 1 else 0)
-                cost = boxes * (1 + 0.002 * more + 0.02 * shared + 0.02 / b2 + 0.02 / (b1 * b2))
+                cost = boxes * (1 + 0.002 * more + 0.02 * shared + run_cost / b2 + 0.02 / (b1 * b2))
                 if best is None or cost < best[0]:
                     best = (cost, (-(-n // images), b0, b1, b2))
     return best[1] if best is not None else None

@@ -206,23 +206,25 @@ def chunks_of(value, CHUNK: gl.constexpr):
 def store_tile(acc, out_slots, result_box, result, place, extents, result_steps, SHAPE: gl.constexpr,
                STRIDE: gl.constexpr, ROWS: gl.constexpr, INPUT: gl.constexpr, PATCH: gl.constexpr, COL: gl.constexpr,
                HALF: gl.constexpr, BESIDE: gl.constexpr, OS: gl.constexpr, CHUNK: gl.constexpr,
-               BY_BOX: gl.constexpr):
-    """The sums of a tile's half through shared memory to the result, by copies of boxes or row by row.
+               STORE: gl.constexpr):
+    """The sums of a tile's half through shared memory to the result.
 
-    BESIDE: how far the second half's box lies from the first one's.
+    STORE: "box", by copies of boxes; "rows", the channels of a row together; "columns", where positions are neighbours
+    in memory, a thread a row and a warp 32 of them. BESIDE: how far the second half's box lies from the first one's.
     """
     column, start, group, axis0, axis1, axis2 = place
     HM: gl.constexpr = acc.shape[0]
     PER: gl.constexpr = 128 // result.dtype.element_ty.primitive_bitwidth  # elements a thread stores at once
-    flat: gl.constexpr = gl.BlockedLayout([1, PER], [32 * PER // CHUNK, CHUNK // PER], [4, 1], [1, 0])
+    flat: gl.constexpr = gl.BlockedLayout([1, PER], [32, 1], [4, 1], [1, 0]) if STORE == "columns" else \
+        gl.BlockedLayout([1, PER], [32 * PER // CHUNK, CHUNK // PER], [4, 1], [1, 0])
     chunks = chunks_of(acc.to(result.dtype.element_ty), CHUNK)
     for i in gl.static_range(len(chunks)):
         out = out_slots.index(HALF * OS + i % OS)
-        if BY_BOX:
+        if STORE == "box":
             tma.store_wait(pendings=OS - 1)  # the box stored from this slot before
         gl.thread_barrier()
         out.store(chunks[i])
-        if BY_BOX:
+        if STORE == "box":
             fence_async_shared()
             gl.thread_barrier()
             i0 = start[1] + HALF * BESIDE[1]
@@ -252,7 +254,7 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
               PATCH: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr,
               TURNED: gl.constexpr, PARTS: gl.constexpr, UNITS: gl.constexpr, LINE_UNITS: gl.constexpr,
               BESIDE: gl.constexpr, BM: gl.constexpr, CB: gl.constexpr, SS: gl.constexpr, WS: gl.constexpr,
-              OS: gl.constexpr, CHUNK: gl.constexpr, BY_BOX: gl.constexpr):
+              OS: gl.constexpr, CHUNK: gl.constexpr, STORE: gl.constexpr):
     """Four multiplying warps: the sums of their rows of tile after tile, and their way to the result."""
     source_full, source_empty, weight_full, weight_empty = barriers
     INPUT: gl.constexpr = GEOMETRY[5]
@@ -316,16 +318,16 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
                         HALF * HM + HM, CB)
         elif PARTS == 1:
             store_tile(acc, out_slots, result_box, pointers[2], place, extents, result_steps, SHAPE, STRIDE, ROWS,
-                       INPUT, PATCH, COL, HALF, BESIDE, OS, CHUNK, BY_BOX)
+                       INPUT, PATCH, COL, HALF, BESIDE, OS, CHUNK, STORE)
         else:
             if item < whole:
                 store_tile(acc, out_slots, result_box, pointers[2], place, extents, result_steps, SHAPE, STRIDE, ROWS,
-                           INPUT, PATCH, COL, HALF, BESIDE, OS, CHUNK, BY_BOX)
+                           INPUT, PATCH, COL, HALF, BESIDE, OS, CHUNK, STORE)
             else:
                 at_row = parts_at + (HALF * HM + gl.arange(0, HM, layout=gl.SliceLayout(1, layout))) * BN
                 at_column = gl.arange(0, BN, layout=gl.SliceLayout(0, layout))
                 gl.store(pointers[3] + at_row[:, None] + at_column[None, :], acc)
-    if BY_BOX:
+    if STORE == "box":
         tma.store_wait(pendings=0)
 
 
@@ -333,7 +335,7 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
 def box_lines_kernel(
         source_box, weight_box, result_box, source, weight, result, parts,
         items, whole, N, S0, S1, S2, R0, R1, R2, boxes_n, boxes_0, boxes_1, boxes_2, turn,
-        s_n, s_0, s_1, s_2, w_o, w_i, w_0, w_1, w_2, rn, r0, r1, r2,
+        s_n, s_0, s_1, s_2, w_o, w_i, w_0, w_1, w_2, rn, r0, r1, r2, rc,
         RALIGN: gl.constexpr,
         K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
         T0: gl.constexpr, T1: gl.constexpr, T2: gl.constexpr,
@@ -345,7 +347,7 @@ def box_lines_kernel(
         AXIS: gl.constexpr, NT: gl.constexpr, PARTS: gl.constexpr, UNITS: gl.constexpr, LINE_UNITS: gl.constexpr,
         SOURCE_BYTES: gl.constexpr, HN: gl.constexpr, H0: gl.constexpr, H1: gl.constexpr, H2: gl.constexpr,
         BM: gl.constexpr, BN: gl.constexpr, CB: gl.constexpr, SS: gl.constexpr, WS: gl.constexpr, OS: gl.constexpr,
-        CHUNK: gl.constexpr, BY_BOX: gl.constexpr, HALVES: gl.constexpr):
+        CHUNK: gl.constexpr, STORE: gl.constexpr, HALVES: gl.constexpr):
     """UNITS of 8 rows make a slot of the source, LINE_UNITS the distance of two taps that share a box.
 
     The weight lies as rows of (tap, input channel), one for each output channel, or TURNED.
@@ -400,17 +402,17 @@ def box_lines_kernel(
     source_extents = (S0, S1, S2)
     source_steps = (s_n, s_0, s_1, s_2)
     weight_steps = (w_o, w_i, w_0, w_1, w_2)
-    result_steps = (rn * RALIGN, r0 * RALIGN, r1 * RALIGN, r2 * RALIGN)
+    result_steps = (rn * RALIGN, r0 * RALIGN, r1 * RALIGN, r2 * RALIGN, rc)
     if HALVES == 2:
         gl.warp_specialize(
             [(sum_tiles, (0, 2, source_slots, weight_slots, out_slots, barriers, result_box, tensors, items, whole,
                           counts, extents, source_extents, source_steps, weight_steps, result_steps, GEOMETRY, SHAPE,
                           STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, TURNED, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB,
-                          SS, WS, OS, CHUNK, BY_BOX)),
+                          SS, WS, OS, CHUNK, STORE)),
              (sum_tiles, (1, 2, source_slots, weight_slots, out_slots, barriers, result_box, tensors, items, whole,
                           counts, extents, source_extents, source_steps, weight_steps, result_steps, GEOMETRY, SHAPE,
                           STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, TURNED, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB,
-                          SS, WS, OS, CHUNK, BY_BOX)),
+                          SS, WS, OS, CHUNK, STORE)),
              (copy_source, (source_box, source_slots, source_full, source_empty, items, whole, counts, source_extents,
                             GEOMETRY, SHAPE, AXIS, NT, RED, CB, PARTS, UNITS, SS, SOURCE_BYTES)),
              (copy_weight, (weight_box, weight_slots, weight_full, weight_empty, items, whole, counts, source_extents,
@@ -421,7 +423,7 @@ def box_lines_kernel(
             [(sum_tiles, (0, 1, source_slots, weight_slots, out_slots, barriers, result_box, tensors, items, whole,
                           counts, extents, source_extents, source_steps, weight_steps, result_steps, GEOMETRY, SHAPE,
                           STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, TURNED, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB,
-                          SS, WS, OS, CHUNK, BY_BOX)),
+                          SS, WS, OS, CHUNK, STORE)),
              (copy_source, (source_box, source_slots, source_full, source_empty, items, whole, counts, source_extents,
                             GEOMETRY, SHAPE, AXIS, NT, RED, CB, PARTS, UNITS, SS, SOURCE_BYTES)),
              (copy_weight, (weight_box, weight_slots, weight_full, weight_empty, items, whole, counts, source_extents,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
-from ...problem import Problem
+from ...problem import DTYPES, Problem
 from . import (
     box_line_plans,
     box_plans,
@@ -41,6 +41,9 @@ def candidates(problem: Problem) -> list[Choice]:
         found = list(weight(problem, geo))
     else:
         found = list(gather(problem, geo))
+    if not problem.layout.endswith("C") and DTYPES[problem.dtype][1] <= 2 and geo.groups < max(
+            problem.conv.in_channels, problem.conv.out_channels):
+        found.insert(0, {"kernel": "copied"})
     unique: list[Choice] = []
     for choice in found:
         if choice not in unique:

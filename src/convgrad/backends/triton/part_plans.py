@@ -73,7 +73,8 @@ def split_step(part_count: int, padded: int, block: tuple[int, int, int], axis: 
         return Launch((-(-pixels // bp), -(-channels // bc)),
                       (source.shape[0], padded, channels, *block, *with_axis((0, 0, 0), axis, first),
                        *three(tuple(source.shape[2:]), 1), sn, sc, *s),
-                      {"PARTS": part_count, "WIDE": needs_wide(source), "BP": bp, "BC": bc}, 4, 1)
+                      {"PARTS": part_count, "FIRST": channels > 1 and sc != 1, "WIDE": needs_wide(source), "BP": bp,
+                       "BC": bc}, 4, 1)
 
     return Step(split_kernel, launch)
 

@@ -14,7 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...problem import DTYPES, Problem
-from . import box_line_plans, box_plans, cell_plans, line_plans, part_gather, part_plans, wide_plans, window_plans
+from . import (
+    box_line_plans,
+    box_plans,
+    cell_plans,
+    line_plans,
+    part_gather,
+    part_plans,
+    point_plans,
+    wide_plans,
+    window_plans,
+)
 from .geometry import Geometry, strides_of
 from .launch import Launch, Step
 from .numbers_on_device import scratch
@@ -36,6 +46,7 @@ class Way:
     workspace_bytes: int
     takes: Callable[[Operands, Any], bool]
     run: Callable[[Operands, Any, Any], None]
+    writes_columns: bool = False  # results with channels first, about as fast as others
 
 
 Offer = Callable[[Problem, Geometry, int | None, Choice | None], Way | None]
@@ -43,12 +54,14 @@ Offer = Callable[[Problem, Geometry, int | None, Choice | None], Way | None]
 
 def gather_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
     """Ways to the output or the input gradient, the fastest first; only the chosen one where there is a choice."""
-    return fastest_first((gather_by_parts, by_cells, by_box_lines, by_boxes), problem, geo, max_workspace, choice)
+    offers = (gather_by_parts, gather_by_points, by_cells, by_box_lines, by_boxes)
+    return fastest_first(offers, problem, geo, max_workspace, choice)
 
 
 def weight_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
     """Ways to the weight gradient, the fastest first; only the chosen one where there is a choice."""
-    return fastest_first((weight_by_parts, by_windows, by_wider, by_lines), problem, geo, max_workspace, choice)
+    offers = (weight_by_parts, weight_by_points, by_windows, by_wider, by_lines)
+    return fastest_first(offers, problem, geo, max_workspace, choice)
 
 
 def fastest_first(offers: tuple[Offer, ...], problem: Problem, geo: Geometry, max_workspace: int | None,
@@ -77,11 +90,15 @@ def by_cells(problem: Problem, geo: Geometry, max_workspace: int | None, choice:
                lambda operands, result: plan.take(operands[0], result), run)
 
 
-def by_box_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
-    """Dense problems on boxes of positions, copied by one warp and multiplied by the others."""
+def by_box_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None,
+                 to_columns: bool = False) -> Way | None:
+    """Dense problems on boxes of positions, copied by one warp and multiplied by the others.
+
+    `to_columns`: to a result with channels first.
+    """
     if choice is None and not worth_boxes(problem, geo):
         return None
-    plan = box_line_plans.for_problem(problem, geo, choice, max_workspace)
+    plan = box_line_plans.for_problem(problem, geo, choice, max_workspace, to_columns)
     if plan is None:
         return None
     tile = plan.tile
@@ -92,7 +109,7 @@ def by_box_lines(problem: Problem, geo: Geometry, max_workspace: int | None, cho
 
     return Way(f"box_lines_{short(problem)}_{tile.BM}x{tile.BN}x{tile.CB}", str(tile), tile.seconds,
                4 * plan.memory, lambda operands, result: plan.take(operands[0], operands[1], result),
-               run)
+               run, box_line_plans.writes_columns(problem, geo))
 
 
 def by_boxes(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
@@ -140,6 +157,27 @@ def weight_by_parts(problem: Problem, geo: Geometry, max_workspace: int | None, 
                lambda operands, result, workspace: sums(operands[0], operands[1], result, workspace))
 
 
+def gather_by_points(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
+    """Windows of one point with channels first: a matrix product for each image."""
+    if choice is not None or not point_plans.points_fit(problem, geo):
+        return None
+    tile = point_plans.gather_tile(problem, geo)
+    step = point_plans.point_gather(problem, geo, tile)
+    return Way(f"points_{short(problem)}_{tile.rows}x{tile.columns}x{tile.depth}", str(tile), tile.seconds, 0,
+               lambda operands, result: point_plans.matrices(operands[0], result),
+               lambda operands, result, workspace: step(*operands, result))
+
+
+def weight_by_points(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
+    """Windows of one point with channels first: one long matrix product."""
+    if choice is not None or not point_plans.points_fit(problem, geo):
+        return None
+    tile = point_plans.weight_tile(problem, geo, max_workspace)
+    return in_runs(problem, geo, point_plans.point_weight(geo, tile),
+                   f"points_{short(problem)}_{tile.rows}x{tile.columns}x{tile.depth}_split{tile.splits}", tile,
+                   lambda operands, result: point_plans.matrices(*operands))
+
+
 def chunks_of(plan: part_gather.PartGather | part_plans.PartPlan) -> str:
     return (f"{plan.chunks} chunks of {plan.images} images x {plan.rows} rows, {plan.products} products of 16-bit "
             f"parts; {plan.tile}")
@@ -150,25 +188,35 @@ def by_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice:
     plan = line_plans.for_problem(problem, geo, max_workspace, choice)
     if plan is None:
         return None
-    tile, splits = plan.tile, plan.tile.splits
+    return in_runs(problem, geo, plan.write,
+                   f"lines_{short(problem)}_{plan.tile.BK}x{plan.tile.NT}x{plan.tile.CB}_split{plan.tile.splits}",
+                   plan.tile, lambda operands, result: plan.take(operands[0], operands[1]), sum(plan.copies) // 4,
+                   plan.copied)
+
+
+def in_runs(problem: Problem, geo: Geometry, write: Callable[[Any, Any, Any], None], name: str, tile: Any,
+            takes: Callable[[Operands, Any], bool], copied_floats: int = 0,
+            copied: Callable[[Any, Any, Any], Operands] = lambda dy, x, memory: (dy, x)) -> Way:
+    """The way of a kernel that writes the partial sums of `tile.splits` runs, or with one run the gradient itself.
+
+    `copied(dy, x, memory)` gives the operands that it reads, copied into as much memory.
+    """
+    splits = tile.splits
     add = add_step(geo, splits)
     shape = (splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
-    copied = sum(plan.copies) // 4
-    needed = copied + (math.prod(shape) if splits > 1 else 0)
+    needed = copied_floats + (math.prod(shape) if splits > 1 else 0)
 
     def run(operands: Operands, result: Any, workspace: Any) -> None:
         memory = scratch(problem, workspace, (needed,), result) if needed else None
-        dy, x = plan.copied(operands[0], operands[1], memory)
+        dy, x = copied(operands[0], operands[1], memory)
         if memory is None or splits == 1:
-            plan.write(dy, x, result)
+            write(dy, x, result)
             return
-        partial = memory[copied:].view(shape)
-        plan.write(dy, x, partial.permute(0, 1, 5, 2, 3, 4))
+        partial = memory[copied_floats:].view(shape)
+        write(dy, x, partial.permute(0, 1, 5, 2, 3, 4))
         add(partial, result)
 
-    return Way(f"lines_{short(problem)}_{tile.BK}x{tile.NT}x{tile.CB}_split{splits}", str(tile), tile.seconds,
-               4 * needed,
-               lambda operands, result: plan.take(operands[0], operands[1]), run)
+    return Way(name, str(tile), tile.seconds, 4 * needed, takes, run)
 
 
 def by_wider(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
