@@ -53,6 +53,8 @@ def weight_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choi
 
 def fastest_first(offers: tuple[Offer, ...], problem: Problem, geo: Geometry, max_workspace: int | None,
                   choice: Choice | None) -> list[Way]:
+    if DTYPES[problem.out_dtype][1] == 1:  # the kernels that read by pointers encode 8-bit results
+        return []
     left_out = tuple(f"{name}_" for name in os.environ.get("CONVGRAD_GPU_WITHOUT", "").split(",") if name)
     found = [way for offer in offers if (way := offer(problem, geo, max_workspace, choice)) is not None]
     return sorted((way for way in found if not way.name.startswith(left_out)), key=lambda way: way.seconds)
