@@ -33,7 +33,11 @@ GEOMETRIES = (
     "n2 c136 k80 i7x7 w3x3 p1x1 NHWC OHWI",
     "n2 c22 k36 i19 w3 p4:0 d2 NLC OLI",
     "n2 c24 k20 i6x7 w2x3 p1x1 NHWC HWIO",
+    "n2 c48 k144 i5x6 w3x3 p1x1 NHWC HWIO",
 )
+# Formats and compute modes of the products: 16-bit, FP8 decoded to 16-bit, FP8.
+PRODUCTS = ("bf16", "e4m3>bf16", "e5m2>bf16 fp8")
+SHUFFLED = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15]  # as `decoded` in fp8_products.py
 
 
 def box_at(descriptor: Any, start: tuple[int, ...]) -> Any:
@@ -89,9 +93,13 @@ def walk(lines: Any, source: Any, weight: Any, shape: tuple[int, ...]) -> Any:
     result = torch.empty((shape[0], *shape[2:], shape[1]), dtype=torch.bfloat16).permute(
         0, -1, *range(1, len(shape) - 1))
     source = rows_of(source) if lines.copies.source else source
-    weight = rows_of(weight) if lines.copies.weight else weight
-    launch = lines.write.describe(source, weight, result, result)
-    source_box, weight_box, *_ = launch.leading(source, weight, result, result)
+    rows = weight
+    if lines.copies.weight:
+        device = "cpu" if INTERPRETED else "cuda"
+        rows = lines.weight_rows(weight.to(device), torch.empty(lines.copies.weight // 4, device=device)).cpu()
+    narrow = source.element_size() == 1
+    launch = lines.write.describe(source, weight, rows, result, result)
+    source_box, weight_box, *_ = launch.leading(source, weight, rows, result, result)
     v = {**dict(zip(lines.write.kernel.arg_names[7:], launch.scalars)), **launch.constants}
     is_input, patch, taps, axis = v["INPUT"], v["PATCH"], v["NT"], v["AXIS"]
     kernel, stride, dilation, pad, common = ([v[f"{letter}{a}"] for a in range(3)] for letter in "KTDPG")
@@ -133,17 +141,19 @@ def walk(lines: Any, source: Any, weight: Any, shape: tuple[int, ...]) -> Any:
             lowest = [(taps - 1 if is_input else 0) if a == axis else m[a] for a in range(3)]
             at = [start[1 + a] + phases[a][3] - lowest[a] * (dilation[a] // common[a]) if is_input else
                   start[1 + a] * stride[a] + phases[a][3] + lowest[a] * dilation[a] for a in range(3)]
-            rows = box_at(source_box, (start[0], *at, group * v["RED"] + c)).reshape(-1, v["CB"])
-            assert rows.size * 2 == v["SOURCE_BYTES"]
+            box_rows = box_at(source_box, (start[0], *at, group * v["RED"] + c)).reshape(-1, v["CB"])
+            assert box_rows.size * source.element_size() == v["SOURCE_BYTES"]
             held = np.zeros((8 * v["UNITS"], v["CB"]))
-            held[:len(rows)] = rows
+            held[:len(box_rows)] = box_rows
+            if narrow and rows.element_size() == 2:
+                held = held.reshape(len(held), -1, 16)[:, :, SHUFFLED].reshape(held.shape)
             for t in range(taps):
                 now = [t if a == axis else m[a] for a in range(3)]
                 tap = [phases[a][1] + now[a] * (stride[a] // common[a] if is_input else 1) for a in range(3)]
                 flat = (tap[0] * kernel[1] + tap[1]) * kernel[2] + tap[2]
                 line = 8 * v["LINE_UNITS"] * (taps - 1 - t if is_input else t)
                 a_rows = held[line:line + v["BM"]]
-                if is_input:
+                if is_input and rows.element_size() == 2:
                     b = box_at(weight_box, (group * v["RED"] + c, flat * v["WEIGHT_COL"] + column))
                 else:
                     b = box_at(weight_box, (group * v["COL"] + column, flat * v["RED"] + c)).T
@@ -170,17 +180,22 @@ def walk(lines: Any, source: Any, weight: Any, shape: tuple[int, ...]) -> Any:
     return out
 
 
+@pytest.mark.skipif(not INTERPRETED and not ON_GPU, reason="needs a GPU or TRITON_INTERPRET=1")
 @pytest.mark.parametrize("text", GEOMETRIES)
 @pytest.mark.parametrize("routine", ["conv", "input_grad"])
-def test_tiles_sum_every_product_once(routine: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("products", PRODUCTS)
+def test_tiles_sum_every_product_once(products: str, routine: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from convgrad.backends.triton import box_line_plans, box_line_tiles
     from convgrad.backends.triton.geometry import geometry
 
     monkeypatch.setattr(box_line_plans, "INTERPRETED", False)
-    problem = Problem.parse(f"{routine} bf16 {text}")
+    dtype, *mode = products.split()
+    problem = Problem.parse(" ".join((routine, dtype, text, *mode)))
     geo = geometry(problem.conv)
     if not box_line_plans.fits(problem, geo):
-        assert routine == "conv" and geo.group_in < 16
+        red = geo.group_out if routine == "input_grad" else geo.group_in
+        patch = geo.kernel == geo.stride and max(geo.kernel) > 1
+        assert (routine == "conv" and geo.group_in < 16) or (dtype != "bf16" and (red % 16 or patch))
         return
     rng = np.random.default_rng(3)
     operands = [rng.integers(-3, 4, problem.shape_of_operand(name)).astype(np.float64) for name in problem.operands]
@@ -189,7 +204,8 @@ def test_tiles_sum_every_product_once(routine: str, text: str, monkeypatch: pyte
     plan(problem.with_(dtype="float64", compute="f64", out_dtype="float64"), backend="reference").run(
         tuple(operands), (expected,), None)
     order = (0, *range(2, len(shape)), 1)
-    source, weight = (torch.from_numpy(np.ascontiguousarray(a.transpose(order))).bfloat16().permute(
+    stored = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[dtype.split(">")[0]]
+    source, weight = (torch.from_numpy(np.ascontiguousarray(a.transpose(order))).to(stored).permute(
         *(order.index(axis) for axis in range(a.ndim))) for a in operands)
     tiles: dict[Any, Any] = {}
     for tile in box_line_tiles.all_tiles(box_line_tiles.work_of(problem, geo), None):
@@ -218,6 +234,12 @@ def test_on_a_gpu(routine: str, text: str) -> None:
     check_exact(f"{routine} bf16 {text}", "triton")
     check_bound(f"{routine} f16 {text}", "triton")
     check_bound(f"{routine} e4m3>bf16 {text}", "triton")
+    check_bound(f"{routine} e5m2>f32 {text}", "triton", positive=True)
+    check_exact(f"{routine} e4m3>f32 {text} fp8", "triton")
+    check_bound(f"{routine} e4m3>bf16 {text} fp8", "triton")
+    check_bound(f"{routine} e5m2>f32 {text} fp8", "triton", positive=True)
+    check_nonfinite(f"{routine} e4m3>f32 {text} fp8", "triton")
+    check_nonfinite(f"{routine} e5m2>f32 {text}", "triton")
     check_nonfinite(f"{routine} bf16 {text}", "triton")
 
 

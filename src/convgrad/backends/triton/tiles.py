@@ -207,13 +207,16 @@ def choose_weight(geo: Geometry, itemsize: int, max_workspace: int | None, lines
     return WeightTile(bk, cb, ts, best_box((geo.batch, *geo.y), bp), gp, swap, flat, segmented, splits, warps, stages)
 
 
+def most_workspace(geo: Geometry, max_workspace: int | None) -> int:
+    """Bytes that a weight gradient may use: max(64 MiB, twice the gradient in float32), or less where asked."""
+    most = max(WORKSPACE_FLOOR, 8 * geo.groups * geo.group_out * geo.group_in * geo.taps)
+    return most if max_workspace is None else min(most, max_workspace)
+
+
 def most_splits(geo: Geometry, max_workspace: int | None) -> int:
-    """Most runs of pixels whose partial weight gradients fit into max(64 MiB, twice the gradient in float32)."""
+    """Most runs of pixels whose partial weight gradients fit into the workspace."""
     weight_bytes = 4 * geo.groups * geo.group_out * geo.group_in * geo.taps
-    limit = max(WORKSPACE_FLOOR, 2 * weight_bytes)
-    if max_workspace is not None:
-        limit = min(limit, max_workspace)
-    return max(1, min(1024, limit // max(1, weight_bytes)))
+    return max(1, min(1024, most_workspace(geo, max_workspace) // max(1, weight_bytes)))
 
 
 def choose_splits(geo: Geometry, tiles: int, bp: int, max_workspace: int | None, waves: int = 4) -> int:

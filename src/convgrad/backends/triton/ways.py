@@ -13,16 +13,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ...problem import DTYPES, Problem
 from . import box_line_plans, box_plans, cell_plans, line_plans, part_gather, part_plans, wide_plans, window_plans
 from .geometry import Geometry, strides_of
 from .launch import Launch, Step
-from .numbers_on_device import scratch
+from .numbers_on_device import rounding, scratch
 from .part_sums import add_parts_kernel
-from .tiles import MULTIPROCESSORS, packs_phases, reduce_tile
-from .tuning import Choice, fields_of
+from .tiles import MULTIPROCESSORS, most_workspace, packs_phases, reduce_tile
+from .tuning import Choice, fields_of, tuned
 
 Operands = tuple[Any, ...]
+DECODE_SECONDS = 6e-6  # of two kernels that copy, beside their bytes
+DECODE_RATE = 2.5e12
 FEW_PARTS = 8  # that one program of the adding kernel loads at once
 
 
@@ -48,7 +52,8 @@ def gather_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choi
 
 def weight_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
     """Ways to the weight gradient, the fastest first; only the chosen one where there is a choice."""
-    return fastest_first((weight_by_parts, by_windows, by_wider, by_lines), problem, geo, max_workspace, choice)
+    return fastest_first((weight_by_parts, by_windows, by_wider, by_lines, by_decoded_lines), problem, geo,
+                         max_workspace, choice)
 
 
 def fastest_first(offers: tuple[Offer, ...], problem: Problem, geo: Geometry, max_workspace: int | None,
@@ -166,6 +171,29 @@ def by_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice:
     return Way(f"lines_{short(problem)}_{tile.BK}x{tile.NT}x{tile.CB}_split{splits}", str(tile), tile.seconds,
                4 * math.prod(shape) if splits > 1 else 0,
                lambda operands, result: plan.take(operands[0], operands[1]), run)
+
+
+def by_decoded_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
+    """Weight gradients of FP8 numbers: 16-bit copies of both operands first, then line by line."""
+    sizes = [2 * math.prod(problem.shape_of_operand(name)) for name in problem.operands]
+    left = most_workspace(geo, max_workspace) - sum(sizes)
+    if rounding(problem) != "exact_f16" or choice is not None or left < 0:
+        return None
+    decoded_problem = problem.with_(dtype="float16", compute="f32")
+    lines = by_lines(decoded_problem, geo, left, tuned(decoded_problem)[0])
+    if lines is None or lines.workspace_bytes > left:
+        return None
+    words = (sum(sizes) + lines.workspace_bytes) // 4
+
+    def run(operands: Operands, result: Any, workspace: Any) -> None:
+        memory = scratch(problem, workspace, (words,), result).view(torch.uint8)
+        copies = memory.split([*sizes, memory.numel() - sum(sizes)])
+        decoded = tuple(box_line_plans.padded(operand, copy, torch.float16) for operand, copy in zip(operands, copies))
+        lines.run(decoded, result, copies[-1])
+
+    return Way(f"decoded_{lines.name}", f"16-bit copies of both operands, then {lines.note}",
+               lines.seconds + DECODE_SECONDS + 1.5 * sum(sizes) / DECODE_RATE, 4 * words,
+               lambda operands, result: True, run)
 
 
 def by_wider(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
