@@ -237,6 +237,17 @@ def store_tile(acc, out_slots, result_box, result, place, extents, result_steps,
 
 
 @gluon.jit
+def rows_of_tap(source_slots, slot, tap, PLACE: gl.constexpr):
+    """The rows of a slot that a tap multiplies, for one half of a tile; LAST: the tap whose rows come first, or 0."""
+    UNITS, LINE_UNITS, HALF, HM, CB, LAST = PLACE
+    rows_layout: gl.constexpr = gl.NVMMASharedLayout(source_slots.layout.swizzle_byte_width,
+                                                     source_slots.dtype.primitive_bitwidth, rank=2)
+    line = LAST - tap if LAST > 0 else tap
+    unit = slot * UNITS + line * LINE_UNITS + HALF * (HM // 8)
+    return source_slots.index(unit)._reinterpret(source_slots.dtype, [HM, CB], rows_layout)
+
+
+@gluon.jit
 def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slots, out_slots, barriers, result_box,
               pointers, items, whole, counts, extents, source_extents, source_steps, weight_steps, result_steps,
               GEOMETRY: gl.constexpr, SHAPE: gl.constexpr, STRIDE: gl.constexpr, ROWS: gl.constexpr,
@@ -255,8 +266,7 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
     NARROW: gl.constexpr = weight_slots.dtype.is_fp8()  # products of FP8 numbers, whose sums keep few bits
     DECODE: gl.constexpr = source_slots.dtype != weight_slots.dtype  # FP8 numbers become 16-bit ones on their way
     UNROLLED: gl.constexpr = 1 if NARROW else NT  # two tiles of sums leave no registers for more
-    rows_layout: gl.constexpr = gl.NVMMASharedLayout(source_slots.layout.swizzle_byte_width,
-                                                     source_slots.dtype.primitive_bitwidth, rank=2)
+    PLACE: gl.constexpr = (UNITS, LINE_UNITS, HALF, HM, CB, NT - 1 if INPUT else 0)
     source_slot = items * 0
     source_round = items * 0
     weight_slot = items * 0
@@ -269,20 +279,27 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
         # NOTE: two names of one value would not both be carried through the loop
         source_before = source_slot + 0
         weight_before = weight_slot + 0
+        if DECODE:
+            mbarrier.wait(source_full.index(source_slot), source_round, pred=end > begin)
+            left = decoded(rows_of_tap(source_slots, source_slot, 0, PLACE), layout)
         for step in range(begin, end):
             mbarrier.wait(source_full.index(source_slot), source_round)
             for t_loop in range(NT // UNROLLED):
                 for t_static in gl.static_range(UNROLLED):
                     t = t_loop + t_static
                     mbarrier.wait(weight_full.index(weight_slot), weight_round)
-                    unit = (NT - 1 - t if INPUT else t) * LINE_UNITS + HALF * (HM // 8)
-                    a = source_slots.index(source_slot * UNITS + unit)._reinterpret(source_slots.dtype, [HM, CB],
-                                                                                     rows_layout)
+                    a = rows_of_tap(source_slots, source_slot, t, PLACE)
                     b = weight_slots.index(weight_slot)
                     if NARROW:
                         acc = add_narrow(acc, a, b, layout)
-                    elif DECODE:  # from registers, which must not change before the products are finished
-                        acc = warpgroup_mma(decoded(a, layout), b if INPUT else b.permute([1, 0]), acc, is_async=True)
+                    elif DECODE:  # the next rows are decoded while the products of these run
+                        acc = warpgroup_mma(left, b if INPUT else b.permute([1, 0]), acc, is_async=True)
+                        if t_static + 1 < NT:
+                            left = decoded(rows_of_tap(source_slots, source_slot, t_static + 1, PLACE), layout)
+                        else:  # after the last step the same rows once more
+                            ahead, carry = wrapped(source_slot, (step + 1 < end).to(gl.int32), SS)
+                            mbarrier.wait(source_full.index(ahead), source_round ^ carry)
+                            left = decoded(rows_of_tap(source_slots, ahead, 0, PLACE), layout)
                         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
                     else:
                         acc = warpgroup_mma(a, b if INPUT else b.permute([1, 0]), acc, is_async=True)
