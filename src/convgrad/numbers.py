@@ -190,9 +190,10 @@ def sum_error_factor(length: int) -> float:
     return 8.0 + 2.0 * math.sqrt(length)
 
 
-# What sums of FP8 products on tensor cores may lose, of the sum of |a*b|: an instruction adds 32 products to a sum and
-# cuts each of the 33 terms off 13 bits below the largest; four follow each other before their sum is added in float32.
-FP8_SUM_ERROR = 4 * 33 * 2.0**-13
+# What sums of FP8 products on tensor cores may lose, of the sum of |a*b|. An instruction adds 32 products to a sum: it
+# cuts each of these 33 terms off 13 bits below the largest, and the new sum to 13 bits. Four instructions follow each
+# other before their sum is added in float32.
+FP8_SUM_ERROR = 4 * 34 * 2.0**-13
 
 
 def sum_error(problem: Problem, wrt: str, magnitude: Array) -> Array:
