@@ -19,7 +19,7 @@ from .direct import KNOWN_TRITON
 from .geometry import Geometry, Three, strides_of
 from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import STORED_8BIT, TORCH_DTYPES, rounding
-from .padded import PAD_ROWS, pad_kernel, turn_kernel
+from .padded import PAD_ELEMENTS, pad_kernel, turn_kernel
 from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR, Box
 from .tuning import Choice, fields_of
 
@@ -165,9 +165,9 @@ def pad_launch(tensor: Any, copy: Any, shuffled: str) -> Launch:
     outer, channels, *spatial = tensor.shape
     rows = outer * math.prod(spatial)
     width = min(128, power_of_two(copy.shape[1]))
-    few = max(1, PAD_ROWS // width)
+    few = max(1, PAD_ELEMENTS // width)
     extents = (*(1,) * (3 - len(spatial)), *spatial)
-    return Launch((-(-rows // few),), (rows, channels, *extents, *strides_of(tensor)),
+    return Launch((-(-rows // few), -(-copy.shape[1] // width)), (rows, channels, *extents, *strides_of(tensor)),
                   {"CHANNELS": copy.shape[1], "WIDTH": width, "ROWS": few, "SHUFFLED": shuffled}, 4, 1)
 
 

@@ -20,8 +20,11 @@ SHAPES = ((128, 256, 8, 1), (256, 128, 8, 1), (128, 128, 8, 1), (128, 128, 4, 2)
 # What the cost model counts with, for one multiprocessor: operations and bytes a second, and seconds.
 PRODUCTS = 890e12 / MULTIPROCESSORS  # of tiles with 64 columns and more; fewer take the same time
 NARROW = 1.6  # how much faster products of FP8 numbers are
+# From the end of a step's products to the next ones of the same warps, where these are waited for: FP8 sums that are
+# added in float32, FP8 numbers that are decoded (which takes some time for each row beside it).
+NARROW_SECONDS = 0.27e-6
+DECODED_SECONDS = 0.15e-6
 DECODED_ROW_SECONDS = 0.2e-9
-FP8_SECONDS = 0.27e-6  # from the end of a step's products of FP8 numbers to the next ones of the same warps
 CACHE_RATE = 90e9
 STEP_SECONDS = 0.01e-6
 DISTURBANCE = 0.5e-12  # seconds that a copied byte takes from the products
@@ -208,7 +211,8 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
     products = 2 * rows * max(columns, 64) * depth / (PRODUCTS * NARROW if work.narrow else PRODUCTS)
     if work.source_bytes == 1:
         products += 0 if work.narrow else DECODED_ROW_SECONDS * rows
-        products = max(products, (FP8_SECONDS + products / (warps // 4)) / together)
+        waited = NARROW_SECONDS if work.narrow else DECODED_SECONDS
+        products = max(products, (waited + products / (warps // 4)) / together)
     filled = copied * depth * work.source_bytes / taps + weight_bytes
     copies = copied / taps + (depth * -(-columns // 64) if work.is_input and not work.narrow else columns)
     step = max(products, filled / CACHE_RATE, copies * ROW_SECONDS) + DISTURBANCE * filled + STEP_SECONDS

@@ -6,7 +6,7 @@ import triton.language as tl
 
 from .elements import position
 
-PAD_ROWS = 4096  # elements that a program copies, in whole rows
+PAD_ELEMENTS = 4096  # elements that a program copies
 
 
 @triton.jit
@@ -28,13 +28,12 @@ def pad_kernel(source, target, rows, channels, J0, J1, J2, s_n, s_c, s_0, s_1, s
     if SHUFFLED == "rows":
         n = shuffled(n)
     where = n * s_n + j0 * s_0 + j1 * s_1 + j2 * s_2
-    for first in range(0, CHANNELS, WIDTH):
-        c = first + tl.arange(0, WIDTH)
-        from_channel = shuffled(c) if SHUFFLED == "channels" else c
-        value = tl.load(source + where[:, None] + (from_channel * s_c)[None, :],
-                        mask=(row < rows)[:, None] & (c < channels)[None, :], other=0.0)
-        tl.store(target + row[:, None] * CHANNELS + c[None, :], value,
-                 mask=(row < rows)[:, None] & (c < CHANNELS)[None, :])
+    c = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    from_channel = shuffled(c) if SHUFFLED == "channels" else c
+    value = tl.load(source + where[:, None] + (from_channel * s_c)[None, :],
+                    mask=(row < rows)[:, None] & (c < channels)[None, :], other=0.0)
+    tl.store(target + row[:, None] * CHANNELS + c[None, :], value,
+             mask=(row < rows)[:, None] & (c < CHANNELS)[None, :])
 
 
 @triton.jit
