@@ -15,15 +15,20 @@ import oracle
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
+
+import triton.language as tl  # noqa: E402
 
 from convgrad import Problem, Unsupported  # noqa: E402
 from convgrad.backends.triton import box_plans, tiles, tuning  # noqa: E402
 from convgrad.backends.triton.candidates import candidates  # noqa: E402
+from convgrad.backends.triton.elements import as_result  # noqa: E402
 from convgrad.backends.triton.geometry import geometry  # noqa: E402
 from convgrad.backends.triton.launch import INTERPRETED  # noqa: E402
+from convgrad.backends.triton.numbers_on_device import TORCH_DTYPES  # noqa: E402
 from convgrad.backends.triton.plans import make_plan  # noqa: E402
 from convgrad.backends.triton.tune import Bench, in_turns  # noqa: E402
+from convgrad.numbers import decode, encode  # noqa: E402
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -43,6 +48,33 @@ SMALL = [
     "weight_grad bf16 n2 c20 k20 i9x8 w5x5 p2x2 g20 NHWC OHWI",
     "input_grad+weight_grad+bias_grad bf16 n1 c16 k16 i9x8 w3x3 p1x1 g16 NHWC OHWI",
 ]
+
+
+@triton.jit
+def store_as(values, result, size, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(result + at, as_result(tl.load(values + at, mask=at < size, other=0.0), result), mask=at < size)
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "hifloat8"])
+@pytest.mark.parametrize("wide", ["float32", "float64"])
+def test_8bit_results_are_rounded_as_numbers_py_says(wide: str, name: str, seed: int) -> None:
+    """Every value of the format, the middles between them, their neighbours, and what lies beyond."""
+    random = np.random.default_rng(seed)
+    codes = np.arange(256, dtype=np.uint8)
+    exact = decode(codes, name)
+    exact = np.unique(exact[np.isfinite(exact)])
+    special = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e30, -1e30, 1e-40]
+    values = np.concatenate([exact, (exact[1:] + exact[:-1]) / 2, 1.5 * exact[[0, -1]], special,
+                             random.standard_normal(2000) * np.exp2(random.uniform(-30, 20, 2000))]).astype(wide)
+    values = np.concatenate([values, np.nextafter(values, values.dtype.type(np.inf)),
+                             np.nextafter(values, values.dtype.type(-np.inf))])
+    device = "cpu" if INTERPRETED else "cuda"
+    stored = torch.zeros(len(values), dtype=torch.uint8, device=device).view(TORCH_DTYPES[name])
+    store_as[(-(-len(values) // 1024),)](torch.from_numpy(values).to(device), stored, len(values), BLOCK=1024)
+    got, wanted = stored.view(torch.uint8).cpu().numpy(), encode(values.astype(np.float64), name).view(np.uint8)
+    wrong = (got != wanted) & ~(np.isnan(decode(got, name)) & np.isnan(decode(wanted, name)))
+    assert not wrong.any(), [(values[i], hex(got[i]), hex(wanted[i])) for i in np.flatnonzero(wrong)[:5]]
 
 
 def relative_error(got: Any, wanted: Any) -> float:

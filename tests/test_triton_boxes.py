@@ -29,7 +29,11 @@ GEOMETRIES = (
     "n2 c24 k136 i6x7 w2x3 p1x1 NHWC HWIO",
     "n3 c72 k40 i9 w3 p1 TBC LIO",
     "n2 c20 k24 i9 w2 p1 NLC OLI",
+    "n2 c48 k144 i5x6 w3x3 p1x1 NHWC HWIO",
 )
+# Formats and compute modes of the products: 16-bit, FP8 decoded to 16-bit, FP8.
+PRODUCTS = ("bf16", "e4m3>bf16", "e5m2>bf16 fp8")
+SHUFFLED = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15]  # as `decoded` in fp8_products.py
 
 
 def box_at(descriptor: Any, start: tuple[int, ...]) -> Any:
@@ -86,9 +90,12 @@ def walk(lines: Any, source: Any, weight: Any, shape: tuple[int, ...]) -> Any:
     result = torch.empty((shape[0], *shape[2:], shape[1]), dtype=torch.bfloat16).permute(
         0, -1, *range(1, len(shape) - 1))
     source = rows_of(source) if lines.copies.source else source
-    weight = rows_of(weight) if lines.copies.weight else weight
-    launch = lines.write.describe(source, weight, result, result)
-    source_box, weight_box, *_ = launch.leading(source, weight, result, result)
+    rows = weight
+    if lines.copies.weight:
+        rows = lines.weight_rows(weight.to(DEVICE), torch.empty(lines.copies.weight // 4, device=DEVICE)).cpu()
+    narrow = source.element_size() == 1
+    launch = lines.write.describe(source, weight, rows, result, result)
+    source_box, weight_box, *_ = launch.leading(source, weight, rows, result, result)
     v = {**dict(zip(lines.write.kernel.arg_names[7:], launch.scalars)), **launch.constants}
     is_input, patch, taps, axis = v["INPUT"], v["PATCH"], v["NT"], v["AXIS"]
     kernel, stride, dilation, pad, common = ([v[f"{letter}{a}"] for a in range(3)] for letter in "KTDPG")
@@ -130,20 +137,23 @@ def walk(lines: Any, source: Any, weight: Any, shape: tuple[int, ...]) -> Any:
             lowest = [(taps - 1 if is_input else 0) if a == axis else m[a] for a in range(3)]
             at = [start[1 + a] + phases[a][3] - lowest[a] * (dilation[a] // common[a]) if is_input else
                   start[1 + a] * stride[a] + phases[a][3] + lowest[a] * dilation[a] for a in range(3)]
-            rows = box_at(source_box, (start[0], *at, group * v["RED"] + c)).reshape(-1, v["CB"])
-            assert rows.size * 2 == v["SOURCE_BYTES"]
+            box_rows = box_at(source_box, (start[0], *at, group * v["RED"] + c)).reshape(-1, v["CB"])
+            assert box_rows.size * source.element_size() == v["SOURCE_BYTES"]
             held = np.zeros((8 * v["UNITS"], v["CB"]))
-            held[:len(rows)] = rows
+            held[:len(box_rows)] = box_rows
+            if narrow and rows.element_size() == 2:
+                held = held.reshape(len(held), -1, 16)[:, :, SHUFFLED].reshape(held.shape)
             for t in range(taps):
                 now = [t if a == axis else m[a] for a in range(3)]
                 tap = [phases[a][1] + now[a] * (stride[a] // common[a] if is_input else 1) for a in range(3)]
                 flat = (tap[0] * kernel[1] + tap[1]) * kernel[2] + tap[2]
                 line = 8 * v["LINE_UNITS"] * (taps - 1 - t if is_input else t)
                 a_rows = held[line:line + v["BM"]]
-                at_weight = (group * v["RED"] + c, flat * v["WEIGHT_COL"] + column) if is_input else \
+                fp8 = rows.element_size() == 1
+                at_weight = (group * v["RED"] + c, flat * v["WEIGHT_COL"] + column) if is_input and not fp8 else \
                     (group * v["COL"] + column, flat * v["RED"] + c)
                 b = box_at(weight_box, at_weight[::-1] if v["TURNED"] else at_weight)
-                acc += a_rows @ (b.T if is_input == v["TURNED"] else b)
+                acc += a_rows @ (b.T if is_input == v["TURNED"] or fp8 else b)
         if item >= v["whole"]:
             parts[tile] = parts.get(tile, 0) + acc
             if part + 1 < v["PARTS"]:
@@ -166,19 +176,25 @@ def walk(lines: Any, source: Any, weight: Any, shape: tuple[int, ...]) -> Any:
     return out
 
 
+@needs_triton
 @pytest.mark.parametrize("text", GEOMETRIES)
 @pytest.mark.parametrize("routine", ["conv", "input_grad"])
-def test_tiles_sum_every_product_once(routine: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("products", PRODUCTS)
+def test_tiles_sum_every_product_once(products: str, routine: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from convgrad.backends.triton import box_line_plans, box_line_tiles
     from convgrad.backends.triton.geometry import geometry
 
     monkeypatch.setattr(box_line_plans, "INTERPRETED", False)
-    problem, operands, expected = integers_and_result(f"{routine} bf16 {text}")
+    dtype, *mode = products.split()
+    problem, operands, expected = integers_and_result(" ".join((routine, dtype, text, *mode)))
     geo = geometry(problem.conv)
     if not box_line_plans.fits(problem, geo):
-        assert routine == "conv" and geo.group_in < 16
+        red = geo.group_out if routine == "input_grad" else geo.group_in
+        patch = geo.kernel == geo.stride and max(geo.kernel) > 1
+        assert (routine == "conv" and geo.group_in < 16) or (dtype != "bf16" and (red % 16 or patch))
         return
-    source, weight = map(channels_last, operands)
+    stored = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[dtype.split(">")[0]]
+    source, weight = (channels_last(operand).to(stored) for operand in operands)
     if problem.weight_layout.endswith("IO"):
         around = (*range(2, weight.dim()), 1, 0)
         weight = weight.permute(around).contiguous().permute(*(around.index(axis) for axis in range(weight.dim())))
@@ -208,6 +224,12 @@ def test_on_a_gpu(routine: str, text: str) -> None:
     check_exact(f"{routine} bf16 {text}", "triton")
     check_bound(f"{routine} f16 {text}", "triton")
     check_bound(f"{routine} e4m3>bf16 {text}", "triton")
+    check_bound(f"{routine} e5m2>f32 {text}", "triton", positive=True)
+    check_exact(f"{routine} e4m3>f32 {text} fp8", "triton")
+    check_bound(f"{routine} e4m3>bf16 {text} fp8", "triton")
+    check_bound(f"{routine} e5m2>f32 {text} fp8", "triton", positive=True)
+    check_nonfinite(f"{routine} e4m3>f32 {text} fp8", "triton")
+    check_nonfinite(f"{routine} e5m2>f32 {text}", "triton")
     check_nonfinite(f"{routine} bf16 {text}", "triton")
 
 

@@ -162,6 +162,24 @@ def test_weight_gradient(text: str) -> None:
     if ON_GPU:
         check_bound(f"weight_grad f16 {text}", "triton")
         check_nonfinite(f"weight_grad bf16 {text}", "triton")
+        check_bound(f"weight_grad e4m3>f32 {text} fp8", "triton")
+        check_nonfinite(f"weight_grad e5m2>f32 {text}", "triton")
+
+
+@pytest.mark.parametrize(("text", "limit", "decoded"), [
+    ("n256 c256 k256 i14x14 w3x3 p1x1 NHWC OHWI", None, True),
+    ("n256 c256 k256 i14x14 w3x3 p1x1 NHWC OHWI", 48 << 20, False),
+    ("n8 c256 k256 i200x336 w3x3 p1x1 NHWC OHWI", None, False),
+])
+def test_16_bit_copies_of_fp8_stay_within_the_workspace(text: str, limit: int | None, decoded: bool,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    from convgrad.backends.triton import line_plans
+    from convgrad.backends.triton.plans import make_plan
+
+    monkeypatch.setattr(line_plans, "INTERPRETED", False)
+    chosen = make_plan(Problem.parse(f"weight_grad e4m3>f32 {text} cuda"), limit)
+    assert chosen.kernel.startswith("decoded_lines") == decoded
+    assert chosen.workspace_bytes <= (limit or 64 << 20)
 
 
 @needs_gpu

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import triton.experimental.gluon.language as gl
 
 from ...problem import Problem
 from . import box_plans
-from .box_line_tiles import BoxLineTile, best_tiles, choose, tile_count, units_of, work_of
+from .box_line_tiles import BoxLineTile, best_tiles, choose, narrow_products, tile_count, units_of, work_of
 from .box_lines import box_lines_kernel
 from .box_places import add_box_parts_kernel
 from .descriptors import BoxDescriptor
@@ -18,7 +19,7 @@ from .direct import KNOWN_TRITON
 from .geometry import Geometry, Three, strides_of
 from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import STORED_8BIT, TORCH_DTYPES, rounding
-from .padded import PAD_ROWS, pad_kernel
+from .padded import PAD_ELEMENTS, pad_kernel, turn_kernel
 from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR, Box
 from .tuning import Choice, fields_of
 
@@ -59,6 +60,8 @@ def copies_for(problem: Problem, geo: Geometry) -> Copies:
     other = not (rows_of_inputs or turned_weight(problem, geo))
     # taps that do not begin at multiples of 16 bytes, where a copy begins at a tap
     ragged = channels_in % 8 and (channels_in * geo.taps % 8 or not box_plans.is_patch(problem, geo))
+    if narrow_products(problem, geo):
+        return Copies(0, rows * channels_in if is_input or other else 0)
     decoded = problem.dtype in STORED_8BIT  # weights as 16-bit numbers; the source is decoded on its way to products
     return Copies(2 * pixels * up8(red) if red % 8 and not decoded else 0,
                   2 * rows * up8(channels_in) if ragged or other or decoded else 0)
@@ -148,36 +151,63 @@ class BoxLines:
         weight_end = source_end + self.copies.weight // 4
         if self.copies.source:
             source = padded(source, memory[:source_end], source.dtype)
-        if self.copies.weight:
-            narrow = self.problem.dtype in STORED_8BIT
-            weight = padded(weight, memory[source_end:weight_end], TORCH_DTYPES["float16"] if narrow else weight.dtype)
+        rows = self.weight_rows(weight, memory[source_end:weight_end]) if self.copies.weight else weight
         if self.tile.parts == 1:
-            self.write(source, weight, result, result)
+            self.write(source, weight, rows, result, result)
         else:
             parts = memory[weight_end:]
-            self.write(source, weight, result, parts)
+            self.write(source, weight, rows, result, parts)
             self.add(parts, result)
 
+    def weight_rows(self, weight: Any, memory: Any) -> Any:
+        """A copy of the weight as products want it."""
+        is_input = self.problem.wrt == "input"
+        if narrow_products(self.problem, self.geo):
+            return turned(weight, memory) if is_input else padded(weight, memory, weight.dtype)
+        if self.problem.dtype in STORED_8BIT:
+            return padded(weight, memory, TORCH_DTYPES["float16"], "rows" if is_input else "channels")
+        return padded(weight, memory, weight.dtype)
 
-def padded(tensor: Any, memory: Any, dtype: Any) -> Any:
+
+def padded(tensor: Any, memory: Any, dtype: Any, shuffled: str = "") -> Any:
     """A copy of a tensor (canonical view) in given memory, its channels last and padded to 16 bytes."""
     outer, channels, *spatial = tensor.shape
     copy = memory.view(dtype).view(outer, *spatial, up8(channels)).permute(0, -1, *range(1, tensor.dim() - 1))
-    pad(tensor, copy)
+    PAD[shuffled](tensor, copy)
     return copy
 
 
-def pad_launch(tensor: Any, copy: Any) -> Launch:
+def pad_launch(tensor: Any, copy: Any, shuffled: str) -> Launch:
     outer, channels, *spatial = tensor.shape
     rows = outer * math.prod(spatial)
     width = min(128, power_of_two(copy.shape[1]))
-    few = max(1, PAD_ROWS // width)
+    few = max(1, PAD_ELEMENTS // width)
     extents = (*(1,) * (3 - len(spatial)), *spatial)
-    return Launch((-(-rows // few),), (rows, channels, *extents, *strides_of(tensor)),
-                  {"CHANNELS": copy.shape[1], "WIDTH": width, "ROWS": few}, 4, 1)
+    return Launch((-(-rows // few), -(-copy.shape[1] // width)), (rows, channels, *extents, *strides_of(tensor)),
+                  {"CHANNELS": copy.shape[1], "WIDTH": width, "ROWS": few, "SHUFFLED": shuffled}, 4, 1)
 
 
-pad = Step(pad_kernel, pad_launch)
+PAD = {shuffled: Step(pad_kernel, partial(pad_launch, shuffled=shuffled)) for shuffled in ("", "rows", "channels")}
+
+
+def turned(weight: Any, memory: Any) -> Any:
+    """A copy of a weight in given memory, its input channels first and its output channels last: (I, O, taps)."""
+    outs, ins, *kernel = weight.shape
+    copy = memory.view(weight.dtype).view(ins, *kernel, outs).permute(0, -1, *range(1, weight.dim() - 1))
+    turn(weight, copy)
+    return copy
+
+
+def turn_launch(weight: Any, copy: Any) -> Launch:
+    outs, ins, *kernel = weight.shape
+    taps = math.prod(kernel)
+    extents = (*(1,) * (3 - len(kernel)), *kernel)
+    return Launch((taps, -(-outs // TURN), -(-ins // TURN)), (outs, ins, *extents[1:], *strides_of(weight)),
+                  {"TAPS": taps, "FEW": TURN}, 4, 1)
+
+
+TURN = 64  # channels of a program's square
+turn = Step(turn_kernel, turn_launch)
 
 
 def for_problem(problem: Problem, geo: Geometry, choice: Choice | None, max_workspace: int | None,
@@ -226,8 +256,8 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
     copied[1 + tile.axis] += (tile.NT - 1) * geo.dilation[tile.axis]
     units, line_units = units_of(work, tile.BM, tile.box, tile.axis, tile.NT)
     chunk = min(tile.BN, 128 // work.out_bytes)
-    turned = turned_weight(problem, geo)
-    weight_block = (tile.BN, tile.CB) if is_input == turned else (tile.CB, tile.BN)
+    lies_turned = turned_weight(problem, geo)
+    weight_block = (tile.BN, tile.CB) if is_input == lies_turned or work.narrow else (tile.CB, tile.BN)
     halves = tile.warps // 4
     beside = half_box(tile.box, tile.BM // halves)
     dense = (not patch and (geo.groups == 1 or col % tile.BN == 0) and (halves == 1 or beside is not None)
@@ -244,19 +274,19 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
     def by_box(result: Any) -> bool:
         return dense and box_plans.tensors_fit(result) and result.shape[1] * result.element_size() % 16 == 0
 
-    def leading(source: Any, weight: Any, result: Any, parts: Any) -> tuple[Any, ...]:
+    def leading(source: Any, weight: Any, rows: Any, result: Any, parts: Any) -> tuple[Any, ...]:
         target = box_descriptor(result, half, chunk, geo.stride if is_input else ONES) if by_box(result) else None
         steps = ONES if is_input else geo.stride
         return (box_descriptor(source, (copied[0], copied[1], copied[2], copied[3]), tile.CB, steps),
-                weight_descriptor(weight, weight_block, turned), target, source, weight, result, parts)
+                weight_descriptor(rows, weight_block, lies_turned), target, source, weight, result, parts)
 
-    def write(source: Any, weight: Any, result: Any, parts: Any) -> Launch:
+    def write(source: Any, weight: Any, rows: Any, result: Any, parts: Any) -> Launch:
         sn, _, *s = strides_of(source)
         rn, rc, *r = strides_of(result)
         ralign, (rn, *r) = aligned_strides((rn, *r))
         scalars = (items, tile.whole, geo.batch, *(geo.y if is_input else geo.x), *to_extents, *boxes, turn, sn, *s,
                    *strides_of(weight), rn, *r, rc)
-        more = {"RALIGN": ralign, "RED": red, "WEIGHT_COL": weight_col, "TURNED": turned, "NT": tile.NT,
+        more = {"RALIGN": ralign, "RED": red, "WEIGHT_COL": weight_col, "TURNED": lies_turned, "NT": tile.NT,
                 "AXIS": tile.axis if tile.NT > 1 else -1, "UNITS": units, "LINE_UNITS": line_units,
                 "SOURCE_BYTES": math.prod(copied) * tile.CB * work.source_bytes, "CB": tile.CB, "SS": tile.source_slots,
                 "WS": tile.weight_slots, "OS": tile.out_slots, "CHUNK": chunk,

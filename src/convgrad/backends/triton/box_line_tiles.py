@@ -20,6 +20,12 @@ SHAPES = ((128, 256, 8, 1), (256, 128, 8, 1), (128, 128, 8, 1), (128, 128, 4, 2)
           (256, 64, 4, 2), (128, 64, 4, 2), (64, 128, 4, 2), (64, 64, 4, 3), (256, 32, 4, 2), (128, 32, 4, 3))
 # What the cost model counts with, for one multiprocessor: operations and bytes a second, and seconds.
 PRODUCTS = 890e12 / MULTIPROCESSORS  # of tiles with 64 columns and more; fewer take the same time
+NARROW = 1.6  # how much faster products of FP8 numbers are
+# From the end of a step's products to the next ones of the same warps, where these are waited for: FP8 sums that are
+# added in float32, FP8 numbers that are decoded (which takes some time for each row beside it).
+NARROW_SECONDS = 0.27e-6
+DECODED_SECONDS = 0.15e-6
+DECODED_ROW_SECONDS = 0.2e-9
 CACHE_RATE = 90e9
 STEP_SECONDS = 0.01e-6
 DISTURBANCE = 0.5e-12  # seconds that a copied byte takes from the products
@@ -73,6 +79,7 @@ class Work:
     source_bytes: int  # of an element
     out_bytes: int
     to_columns: bool = False  # the result has channels first
+    narrow: bool = False  # products of FP8 numbers
 
     @property
     def phases(self) -> list[tuple[int, int, int]]:
@@ -93,7 +100,12 @@ def work_of(problem: Problem, geo: Geometry, to_columns: bool = False) -> Work:
     red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
     return Work(geo, is_input, patch, red, col * geo.taps if patch else col,
                 (geo.batch, *(geo.phase_positions if is_input else geo.y)), DTYPES[problem.dtype][1],
-                DTYPES[problem.out_dtype][1], to_columns)
+                DTYPES[problem.out_dtype][1], to_columns, narrow_products(problem, geo))
+
+
+def narrow_products(problem: Problem, geo: Geometry) -> bool:
+    """Whether FP8 numbers are multiplied as they are; groups would need a weight turned group by group."""
+    return problem.compute == "fp8" and (geo.groups == 1 or problem.wrt == "output")
 
 
 def choose(problem: Problem, geo: Geometry, max_workspace: int | None, to_columns: bool = False) -> BoxLineTile | None:
@@ -112,7 +124,8 @@ def best_tiles(problem: Problem, geo: Geometry, count: int) -> list[BoxLineTile]
 def all_tiles(work: Work, max_workspace: int | None) -> Iterator[BoxLineTile]:
     widest = max(32, 1 << (work.columns - 1).bit_length())
     for rows, columns, warps, together in SHAPES:
-        if columns > widest:
+        decoded = work.source_bytes == 1 and not work.narrow
+        if columns > widest or (decoded and columns == 256 and together > 1):  # sums and operand: too many registers
             continue
         for axis in (-1, 0, 1):
             taps = work.geo.kernel[axis] if axis >= 0 else 1
@@ -121,7 +134,7 @@ def all_tiles(work: Work, max_workspace: int | None) -> Iterator[BoxLineTile]:
             box = box_for(work, rows, axis, taps)
             if box is None:
                 continue
-            for depth in (64, 32, 16) if work.source_bytes == 2 else (64, 32):
+            for depth in (128, 64, 32) if work.narrow else (64, 32, 16) if work.source_bytes == 2 else (64, 32):
                 for shared in {1, together}:
                     yield from tiles_with(work, (rows, columns, warps, shared), max(axis, 0), taps, box, depth,
                                           max_workspace)
@@ -188,7 +201,7 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
     if copied == 0 or (work.red % depth and geo.groups > 1) or (depth > 16 and work.red <= depth // 2):
         return
     units, _ = units_of(work, rows, box, axis, taps)
-    source_bytes, weight_bytes = units * 8 * depth * work.source_bytes, columns * depth * 2
+    source_bytes, weight_bytes = units * 8 * depth * work.source_bytes, columns * depth * (1 if work.narrow else 2)
     chunk = min(columns, 128 // work.out_bytes)
     room = SHARED_BYTES // together - LOST_BYTES
     source_slots = weight_slots = out_slots = 0
@@ -203,9 +216,13 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
             break
     if source_slots < 2 or weight_slots < 3:
         return
-    products = 2 * rows * max(columns, 64) * depth / PRODUCTS
+    products = 2 * rows * max(columns, 64) * depth / (PRODUCTS * NARROW if work.narrow else PRODUCTS)
+    if work.source_bytes == 1:
+        products += 0 if work.narrow else DECODED_ROW_SECONDS * rows
+        waited = NARROW_SECONDS if work.narrow else DECODED_SECONDS
+        products = max(products, (waited + products / (warps // 4)) / together)
     filled = copied * depth * work.source_bytes / taps + weight_bytes
-    copies = copied / taps + (depth * -(-columns // 64) if work.is_input else columns)
+    copies = copied / taps + (depth * -(-columns // 64) if work.is_input and not work.narrow else columns)
     step = max(products, filled / CACHE_RATE, copies * ROW_SECONDS) + DISTURBANCE * filled + STEP_SECONDS
     depth_steps = -(-work.red // depth)
     phases = work.phases

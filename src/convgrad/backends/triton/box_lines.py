@@ -23,6 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .box_places import next_slot, result_columns, result_rows, slot_of, source_of, work_of
+from .fp8_products import add_narrow, decoded, halves
 from .line_places import wrapped
 
 
@@ -79,14 +80,17 @@ def copy_weight(weight_box, slots, full, empty, items, whole, counts, source_ext
                 tap = (tap0 * K[1] + tap1) * K[2] + tap2
                 mbarrier.wait(empty.index(slot), round ^ 1)
                 mbarrier.expect(full.index(slot), BYTES)
-                from_output = group * RED + c if INPUT else group * COL + column
-                from_input = tap * WEIGHT_COL + column if INPUT else tap * RED + c
                 if TURNED:
-                    tma.async_copy_global_to_shared(weight_box, [from_input, from_output], full.index(slot),
+                    at_input = tap * WEIGHT_COL + column if INPUT else tap * RED + c
+                    at_output = group * RED + c if INPUT else group * COL + column
+                    tma.async_copy_global_to_shared(weight_box, [at_input, at_output], full.index(slot),
                                                     slots.index(slot))
+                elif INPUT and not weight_box.dtype.is_fp8():
+                    tma.async_copy_global_to_shared(weight_box, [group * RED + c, tap * WEIGHT_COL + column],
+                                                    full.index(slot), slots.index(slot))
                 else:
-                    tma.async_copy_global_to_shared(weight_box, [from_output, from_input], full.index(slot),
-                                                    slots.index(slot))
+                    tma.async_copy_global_to_shared(weight_box, [group * COL + column, tap * RED + c],
+                                                    full.index(slot), slots.index(slot))
                 slot, carry = wrapped(slot, 1, SLOTS)
                 round ^= carry
             m0, m1, m2, depth = next_slot(m0, m1, m2, depth, outer, DEPTH_STEPS)
@@ -122,6 +126,8 @@ def masked_tile(pointers, is_part, parts_at, work, extents, source_extents, sour
     S0, S1, S2 = source_extents
     s_n, s_0, s_1, s_2 = source_steps
     w_o, w_i, w_0, w_1, w_2 = weight_steps
+    stored: gl.constexpr = source.dtype.element_ty
+    operand: gl.constexpr = gl.float16 if stored.is_fp8() else stored
     FEW: gl.constexpr = 64  # rows at a time
     WIDTH: gl.constexpr = 32
     DEPTH: gl.constexpr = 16
@@ -157,14 +163,13 @@ def masked_tile(pointers, is_part, parts_at, work, extents, source_extents, sour
                 for c in range(c0, gl.minimum(c0 + CB, RED), DEPTH):
                     a = gl.load(source + row[:, None] + (group * RED + c + channel_left)[None, :],
                                 mask=there[:, None] & (c + channel_left < RED)[None, :], other=0.0)
-                    a = a.to(weight.dtype.element_ty)
                     at = c + channel_right
                     if INPUT:
                         place_b = (group * RED + at).to(gl.int64)[:, None] * w_o + (columns * w_i)[None, :]
                     else:
                         place_b = (at * w_i)[:, None] + (group * COL + columns).to(gl.int64)[None, :] * w_o
                     b = gl.load(at_tap + place_b, mask=(at < RED)[:, None] & there_column[None, :], other=0.0)
-                    part = mma_v2(a, b, part)
+                    part = mma_v2(a.to(operand), b.to(operand), part)
                 valid = gl.convert_layout(there, gl.SliceLayout(1, layout))
                 total += gl.where(valid[:, None], part, 0.0)
             where, row_there = result_rows(start, first_row, (axis0[0], axis1[0], axis2[0]), extents, result_steps,
@@ -179,15 +184,6 @@ def masked_tile(pointers, is_part, parts_at, work, extents, source_extents, sour
                 gl.store(parts + at_row[:, None] + at_column[None, :], total, mask=to_part)
                 to_result = to_result & (is_part == 0)
             gl.store(result + where[:, None] + beside[None, :], total.to(result.dtype.element_ty), mask=to_result)
-
-
-@gluon.jit
-def halves(value, layout: gl.constexpr):
-    """The left and the right columns of a tile of sums; no thread gives anything to another."""
-    ROWS: gl.constexpr = value.shape[0]
-    WIDTH: gl.constexpr = value.shape[1] // 2
-    left, right = value.reshape([ROWS, 2, WIDTH]).permute(0, 2, 1).split()
-    return gl.convert_layout(left, layout, assert_trivial=True), gl.convert_layout(right, layout, assert_trivial=True)
 
 
 @gluon.jit
@@ -248,6 +244,17 @@ def store_tile(acc, out_slots, result_box, result, place, extents, result_steps,
 
 
 @gluon.jit
+def rows_of_tap(source_slots, slot, tap, PLACE: gl.constexpr):
+    """The rows of a slot that a tap multiplies, for one half of a tile; LAST: the tap whose rows come first, or 0."""
+    UNITS, LINE_UNITS, HALF, HM, CB, LAST = PLACE
+    rows_layout: gl.constexpr = gl.NVMMASharedLayout(source_slots.layout.swizzle_byte_width,
+                                                     source_slots.dtype.primitive_bitwidth, rank=2)
+    line = LAST - tap if LAST > 0 else tap
+    unit = slot * UNITS + line * LINE_UNITS + HALF * (HM // 8)
+    return source_slots.index(unit)._reinterpret(source_slots.dtype, [HM, CB], rows_layout)
+
+
+@gluon.jit
 def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slots, out_slots, barriers, result_box,
               pointers, items, whole, counts, extents, source_extents, source_steps, weight_steps, result_steps,
               GEOMETRY: gl.constexpr, SHAPE: gl.constexpr, STRIDE: gl.constexpr, ROWS: gl.constexpr,
@@ -261,11 +268,12 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
     BN: gl.constexpr = SHAPE[1]
     HM: gl.constexpr = BM // HALVES
     DEPTH_STEPS: gl.constexpr = (RED + CB - 1) // CB
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    operand: gl.constexpr = weight_slots.dtype
-    DECODE: gl.constexpr = source_slots.dtype != operand  # 8-bit numbers become 16-bit ones on their way to a product
-    rows_layout: gl.constexpr = gl.NVMMASharedLayout(source_slots.layout.swizzle_byte_width,
-                                                     source_slots.dtype.primitive_bitwidth, rank=2)
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1],
+                                                     [16, BN, 256 // weight_slots.dtype.primitive_bitwidth])
+    NARROW: gl.constexpr = weight_slots.dtype.is_fp8()  # products of FP8 numbers, whose sums keep few bits
+    DECODE: gl.constexpr = source_slots.dtype != weight_slots.dtype  # FP8 numbers become 16-bit ones on their way
+    UNROLLED: gl.constexpr = 1 if NARROW else NT  # two tiles of sums leave no registers for more
+    PLACE: gl.constexpr = (UNITS, LINE_UNITS, HALF, HM, CB, NT - 1 if INPUT else 0)
     source_slot = items * 0
     source_round = items * 0
     weight_slot = items * 0
@@ -278,39 +286,56 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
         # NOTE: two names of one value would not both be carried through the loop
         source_before = source_slot + 0
         weight_before = weight_slot + 0
+        if DECODE:
+            mbarrier.wait(source_full.index(source_slot), source_round, pred=end > begin)
+            left = decoded(rows_of_tap(source_slots, source_slot, 0, PLACE), layout)
         for step in range(begin, end):
             mbarrier.wait(source_full.index(source_slot), source_round)
-            for t in gl.static_range(NT):
-                if NT > 1:  # otherwise one barrier stands for a slot of both
-                    mbarrier.wait(weight_full.index(weight_slot), weight_round)
-                unit = (NT - 1 - t if INPUT else t) * LINE_UNITS + HALF * (HM // 8)
-                a = source_slots.index(source_slot * UNITS + unit)._reinterpret(source_slots.dtype, [HM, CB],
-                                                                                 rows_layout)
-                b = weight_slots.index(weight_slot)
-                if INPUT == TURNED:
-                    b = b.permute([1, 0])
-                if DECODE:  # from registers, which must not change before the products are finished
-                    left = a.load(gl.DotOperandLayout(0, layout, 2)).to(operand)
-                    acc = warpgroup_mma(left, b, acc, is_async=True)
-                    acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-                else:
-                    acc = warpgroup_mma(a, b, acc, is_async=True)
-                    acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
-                # the products before these are finished: their slots are free
-                if NT > 1:
-                    mbarrier.arrive(weight_empty.index(weight_before), pred=(step > begin) | (t > 0))
-                if t == 0:
-                    mbarrier.arrive(source_empty.index(source_before), pred=step > begin)
-                weight_before = weight_slot
-                weight_slot, carry = wrapped(weight_slot, 1, WS)
-                weight_round ^= carry
-            source_before = source_slot
+            for t_loop in range(NT // UNROLLED):
+                for t_static in gl.static_range(UNROLLED):
+                    t = t_loop + t_static
+                    if NT > 1:  # otherwise one barrier stands for a slot of both
+                        mbarrier.wait(weight_full.index(weight_slot), weight_round)
+                    a = rows_of_tap(source_slots, source_slot, t, PLACE)
+                    b = weight_slots.index(weight_slot)
+                    if INPUT == TURNED and not NARROW:
+                        b = b.permute([1, 0])
+                    if NARROW:
+                        acc = add_narrow(acc, a, b, layout)
+                    elif DECODE:  # the next rows are decoded while the products of these run
+                        acc = warpgroup_mma(left, b, acc, is_async=True)
+                        if t_static + 1 < NT:
+                            left = decoded(rows_of_tap(source_slots, source_slot, t_static + 1, PLACE), layout)
+                        else:  # after the last step the same rows once more
+                            ahead, carry = wrapped(source_slot, (step + 1 < end).to(gl.int32), SS)
+                            mbarrier.wait(source_full.index(ahead), source_round ^ carry)
+                            left = decoded(rows_of_tap(source_slots, ahead, 0, PLACE), layout)
+                        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+                    else:
+                        acc = warpgroup_mma(a, b, acc, is_async=True)
+                        acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
+                    if NARROW or DECODE:
+                        if NT > 1:
+                            mbarrier.arrive(weight_empty.index(weight_slot))
+                    else:  # the products before these are finished: their slots are free
+                        if NT > 1:
+                            mbarrier.arrive(weight_empty.index(weight_before), pred=(step > begin) | (t > 0))
+                        if t_static == 0:
+                            mbarrier.arrive(source_empty.index(source_before), pred=step > begin)
+                        weight_before = weight_slot
+                    weight_slot, carry = wrapped(weight_slot, 1, WS)
+                    weight_round ^= carry
+            if NARROW or DECODE:
+                mbarrier.arrive(source_empty.index(source_slot))
+            else:
+                source_before = source_slot
             source_slot, carry = wrapped(source_slot, 1, SS)
             source_round ^= carry
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-        if NT > 1:
-            mbarrier.arrive(weight_empty.index(weight_before), pred=end > begin)
-        mbarrier.arrive(source_empty.index(source_before), pred=end > begin)
+        if not (NARROW or DECODE):
+            if NT > 1:
+                mbarrier.arrive(weight_empty.index(weight_before), pred=end > begin)
+            mbarrier.arrive(source_empty.index(source_before), pred=end > begin)
         parts_at = (item - whole) * (BM * BN)
         if any_nan(acc):
             masked_tile(pointers, item >= whole, parts_at, work, extents, source_extents, source_steps, weight_steps,
@@ -353,6 +378,8 @@ def box_lines_kernel(
     The weight lies as rows of (tap, input channel), one for each output channel, or TURNED.
 
     PATCH: windows lie side by side. Columns are all (tap, channel) pairs, and there is one slot, whatever the stride.
+    FP8 numbers of the source meet a copy of the weight (`weight_box`): 16-bit numbers, or, for products in FP8, rows of
+    the channels summed over; `weight` is as it was given.
     Tiles from `whole` on are summed in PARTS parts, which go to `parts` and are added by `add_box_parts_kernel`.
     """
     ROWS: gl.constexpr = PN * B0 * B1 * B2
@@ -369,10 +396,11 @@ def box_lines_kernel(
     out_layout: gl.constexpr = gl.NVMMASharedLayout(CHUNK * out_type.primitive_bitwidth // 8,
                                                     out_type.primitive_bitwidth, rank=2)
     source_slots = gl.allocate_shared_memory(dtype, [SS * UNITS, 8, CB], source_layout)
-    if INPUT == TURNED:
-        weight_slots = gl.allocate_shared_memory(weight.dtype.element_ty, [WS, BN, CB], weight_box.layout)
+    WEIGHT_BYTES: gl.constexpr = CB * BN * weight_box.dtype.primitive_bitwidth // 8
+    if INPUT == TURNED or weight_box.dtype.is_fp8():
+        weight_slots = gl.allocate_shared_memory(weight_box.dtype, [WS, BN, CB], weight_box.layout)
     else:
-        weight_slots = gl.allocate_shared_memory(weight.dtype.element_ty, [WS, CB, BN], weight_box.layout)
+        weight_slots = gl.allocate_shared_memory(weight_box.dtype, [WS, CB, BN], weight_box.layout)
     out_slots = gl.allocate_shared_memory(out_type, [HALVES * OS, BM // HALVES, CHUNK], out_layout)
     source_full = gl.allocate_shared_memory(gl.int64, [SS, 1], mbarrier.MBarrierLayout())
     source_empty = gl.allocate_shared_memory(gl.int64, [SS, 1], mbarrier.MBarrierLayout())
@@ -416,7 +444,7 @@ def box_lines_kernel(
              (copy_source, (source_box, source_slots, source_full, source_empty, items, whole, counts, source_extents,
                             GEOMETRY, SHAPE, AXIS, NT, RED, CB, PARTS, UNITS, SS, SOURCE_BYTES)),
              (copy_weight, (weight_box, weight_slots, weight_full, weight_empty, items, whole, counts, source_extents,
-                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_COL, TURNED, CB, PARTS, WS, CB * BN * 2))],
+                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_COL, TURNED, CB, PARTS, WS, WEIGHT_BYTES))],
             [4, 1, 1], [240, 24, 24])
     else:
         gl.warp_specialize(
@@ -427,5 +455,5 @@ def box_lines_kernel(
              (copy_source, (source_box, source_slots, source_full, source_empty, items, whole, counts, source_extents,
                             GEOMETRY, SHAPE, AXIS, NT, RED, CB, PARTS, UNITS, SS, SOURCE_BYTES)),
              (copy_weight, (weight_box, weight_slots, weight_full, weight_empty, items, whole, counts, source_extents,
-                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_COL, TURNED, CB, PARTS, WS, CB * BN * 2))],
+                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_COL, TURNED, CB, PARTS, WS, WEIGHT_BYTES))],
             [1, 1], [24, 24])

@@ -78,8 +78,9 @@ def weight_descriptor(weight: Any, block: tuple[int, ...]) -> TensorDescriptor:
 def weight_rows_fit(weight: Any) -> bool:
     """Whether taps and input channels of each output channel make one row without gaps, aligned to 16 bytes."""
     row = weight[:1].permute(0, *range(2, weight.dim()), 1)
-    return bool(row.is_contiguous() and weight.data_ptr() % 16 == 0 and row.numel() % 8 == 0
-                and (weight.shape[0] == 1 or weight.stride(0) % 8 == 0))
+    unit = 16 // weight.element_size()
+    return bool(row.is_contiguous() and weight.data_ptr() % 16 == 0 and row.numel() % unit == 0
+                and (weight.shape[0] == 1 or weight.stride(0) % unit == 0))
 
 
 def turned_rows_fit(weight: Any) -> bool:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ...problem import DTYPES, Problem
 from . import (
     box_line_plans,
@@ -27,12 +29,14 @@ from . import (
 )
 from .geometry import Geometry, strides_of
 from .launch import Launch, Step
-from .numbers_on_device import scratch
+from .numbers_on_device import rounding, scratch
 from .part_sums import add_parts_kernel
-from .tiles import MULTIPROCESSORS, packs_phases, reduce_tile
-from .tuning import Choice, fields_of
+from .tiles import MULTIPROCESSORS, packs_phases, reduce_tile, workspace_limit
+from .tuning import Choice, fields_of, tuned
 
 Operands = tuple[Any, ...]
+DECODE_SECONDS = 6e-6  # of two kernels that copy, beside their bytes
+DECODE_RATE = 2.5e12
 FEW_PARTS = 8  # that one program of the adding kernel loads at once
 
 
@@ -60,12 +64,14 @@ def gather_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choi
 
 def weight_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
     """Ways to the weight gradient, the fastest first; only the chosen one where there is a choice."""
-    offers = (weight_by_parts, weight_by_points, by_windows, by_wider, by_lines)
+    offers = (weight_by_parts, weight_by_points, by_windows, by_wider, by_lines, by_decoded_lines)
     return fastest_first(offers, problem, geo, max_workspace, choice)
 
 
 def fastest_first(offers: tuple[Offer, ...], problem: Problem, geo: Geometry, max_workspace: int | None,
                   choice: Choice | None) -> list[Way]:
+    if DTYPES[problem.out_dtype][1] == 1:  # the kernels that read by pointers encode 8-bit results
+        return []
     left_out = tuple(f"{name}_" for name in os.environ.get("CONVGRAD_GPU_WITHOUT", "").split(",") if name)
     found = [way for offer in offers if (way := offer(problem, geo, max_workspace, choice)) is not None]
     allowed = (way for way in found if max_workspace is None or way.workspace_bytes <= max_workspace)
@@ -217,6 +223,29 @@ def in_runs(problem: Problem, geo: Geometry, write: Callable[[Any, Any, Any], No
         add(partial, result)
 
     return Way(name, str(tile), tile.seconds, 4 * needed, takes, run)
+
+
+def by_decoded_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
+    """Weight gradients of FP8 numbers: 16-bit copies of both operands first, then line by line."""
+    sizes = [2 * math.prod(problem.shape_of_operand(name)) for name in problem.operands]
+    left = workspace_limit(geo, max_workspace) - sum(sizes)
+    if rounding(problem) != "exact_f16" or choice is not None or left < 0 or geo.group_in % 8 or geo.group_out % 8:
+        return None
+    decoded_problem = problem.with_(dtype="float16", compute="f32")
+    lines = by_lines(decoded_problem, geo, left, tuned(decoded_problem)[0])
+    if lines is None or lines.workspace_bytes > left:
+        return None
+    words = (sum(sizes) + lines.workspace_bytes) // 4
+
+    def run(operands: Operands, result: Any, workspace: Any) -> None:
+        memory = scratch(problem, workspace, (words,), result).view(torch.uint8)
+        copies = memory.split([*sizes, memory.numel() - sum(sizes)])
+        decoded = tuple(box_line_plans.padded(operand, copy, torch.float16) for operand, copy in zip(operands, copies))
+        lines.run(decoded, result, copies[-1])
+
+    return Way(f"decoded_{lines.name}", f"16-bit copies of both operands, then {lines.note}",
+               lines.seconds + DECODE_SECONDS + 1.5 * sum(sizes) / DECODE_RATE, 4 * words,
+               lambda operands, result: True, run)
 
 
 def by_wider(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
