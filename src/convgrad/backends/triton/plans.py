@@ -9,7 +9,7 @@ from typing import Any
 import triton.language as tl
 
 from ...problem import DTYPES, Plan, Problem, Unsupported
-from . import depthwise_plans, slide_plans
+from . import band_plans, depthwise_plans, slide_plans
 from .flat import flattened, with_flat
 from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
@@ -72,6 +72,16 @@ def depthwise_plan(problem: Problem, geo: Geometry, max_workspace: int | None, c
     """One channel per group: kernels of their own, in one pass where that is faster."""
     if choice is not None and choice["kernel"] == "separate":
         raise Unsupported("several results at once: tuning found one kernel each to be faster")
+    banded = band_plans.for_problem(problem, geo, max_workspace, choice)
+    if banded is not None:
+        return band_plans.or_other(banded, strips_or_plain(problem, geo, max_workspace, None))
+    if choice is not None and choice["kernel"] == "band":  # measured for tensors that bands do not take
+        choice = None
+    return strips_or_plain(problem, geo, max_workspace, choice)
+
+
+def strips_or_plain(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
+    """Depthwise gradients without tensor cores."""
     slid = slide_plans.for_problem(problem, geo, max_workspace, choice)
     if slid is None:  # a measured strip says nothing about the plain kernels
         strip = choice is not None and choice["kernel"] in ("slide", "tall")

@@ -1,0 +1,301 @@
+"""Plans for depthwise gradients on the tensor cores: when they fit, which tile, how tensors become strips."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import triton.experimental.gluon.language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from ...problem import DTYPES, Plan, Problem
+from .band_input import band_input_kernel
+from .bands import band_weight_kernel
+from .depthwise_plans import channels_last
+from .geometry import Geometry, strides_of
+from .launch import INTERPRETED, Launch, Step
+from .numbers_on_device import on_tensors, rounding
+from .slide_plans import Sums
+from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR
+from .tuning import Choice, fields_of
+
+SHARED_BYTES = 200 * 1024  # of a program
+MOST_REGISTERS = 236  # of a thread
+CLOCK = 1.7e9
+PRODUCT_CYCLES = 7.0  # of a tensor core
+CACHE_BYTES = 4.5e12
+MEMORY_BYTES = 3.6e12
+LAUNCH_SECONDS = 5e-6
+STEP_CYCLES = 120.0  # of a step that does nothing
+
+
+@dataclass(frozen=True)
+class Band:
+    """J groups of 8 columns a tile, V channels a warp, LINES lines of taps a program (weight gradient)."""
+
+    J: int
+    V: int
+    LINES: int
+    STAGES: int
+    BB: int
+    splits: int
+    warps: int = 8
+    seconds: float = field(default=0.0, compare=False)
+
+    def __str__(self) -> str:
+        return (f"bands of {8 * self.J} columns x 16 strips x {self.V * self.warps} channels, {self.LINES} lines, "
+                f"{self.STAGES} stages, {self.splits} runs, {self.seconds * 1e6:.0f} us expected")
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How the tiles of a band lie: strips are images, or images and planes."""
+
+    split: bool
+    a_tiles: int
+    b_tiles: int
+    column_tiles: int
+    steps: int
+
+    @property
+    def tiles(self) -> int:
+        return self.a_tiles * self.b_tiles * self.column_tiles
+
+
+def products_wide(geo: Geometry) -> int:
+    """Products of 16 columns that hold all diagonals."""
+    return (geo.kernel[2] + 22) // 16
+
+
+def walk_of(kind: str, geo: Geometry, band: Band, bias: bool) -> Walk:
+    planes = geo.y[0] if kind == "weight" else geo.x[0]
+    split = max(geo.x[0], geo.y[0], geo.kernel[0]) == 1 and band.BB > 1
+    a_extent = geo.batch // band.BB if split else geo.batch
+    columns = geo.y[2] if kind == "weight" else geo.x[2]
+    steps = 1
+    for pad in range(geo.pad[1], geo.pad[1] - geo.kernel[1], -band.LINES):
+        # enough for all sums, and what a tile leaves in the registers must not meet the next one's rows: see bands.py
+        lines = band.LINES if kind == "weight" else geo.kernel[1]
+        work = min(geo.x[1] + pad, geo.y[1] + lines - 1) if kind == "weight" else geo.x[1] + pad
+        steps = max(steps, work, geo.y[1] + lines - 1 - max(pad, 0), geo.y[1] if bias else 1)
+    return Walk(split, -(-a_extent // (16 // band.BB)), 1 if split else -(-planes // band.BB),
+                -(-columns // (8 * band.J)), steps)
+
+
+def groups_of(kind: str, geo: Geometry, band: Band) -> tuple[int, int]:
+    """Groups of columns that a step copies: of x and of dy, or of dy and of dx."""
+    return band.J - 1 + 2 * products_wide(geo), band.J
+
+
+def registers(kind: str, geo: Geometry, band: Band) -> int:
+    wide, v, j = products_wide(geo), band.V, band.J
+    if kind == "weight":
+        return band.LINES * wide * 4 * v + band.LINES * j * 2 * v + 8 * v + 30
+    return geo.kernel[1] * j * 4 * v + geo.kernel[1] * wide * 2 * v + 8 * v + 34
+
+
+def estimate(kind: str, geo: Geometry, band: Band, bias: bool) -> float:
+    """Seconds: products, reads of shared memory, copies from the cache and from memory."""
+    walk = walk_of(kind, geo, band, bias)
+    lines = band.LINES if kind == "weight" else geo.kernel[1]
+    channel_tiles = -(-geo.groups // (band.V * band.warps))
+    sets = channel_tiles * (geo.kernel[0] * -(-geo.kernel[1] // band.LINES) if kind == "weight" else 1)
+    run = -(-walk.tiles // min(walk.tiles, band.splits))
+    programs = sets * -(-walk.tiles // run)
+    waves = -(-programs // MULTIPROCESSORS)
+    first, second = groups_of(kind, geo, band)
+    wide = products_wide(geo)
+    products = band.warps * band.V * lines * wide * band.J * PRODUCT_CYCLES / 4
+    loads = band.warps * 4 * (2 * (band.J + 2 * wide - 2) + band.J) * 4
+    cycles = max(products, loads) + STEP_CYCLES
+    box = 16 * 8 * band.V * band.warps * 2
+    issue = waves * run * walk.steps * cycles / CLOCK
+    cache = programs * run * walk.steps * (first + second) * box / CACHE_BYTES
+    elements = geo.batch * geo.groups * (math.prod(geo.x) + math.prod(geo.y))
+    memory = 2 * elements * (1 + 0.2 * (geo.kernel[0] - 1)) / MEMORY_BYTES
+    return math.hypot(issue, max(cache, memory)) + LAUNCH_SECONDS * (2 if kind == "weight" else 1)
+
+
+def options(kind: str, geo: Geometry, max_workspace: int | None, bias: bool) -> Iterator[Band]:
+    """Bands whose sums fit into registers and shared memory, with runs that fill the chip."""
+    planes = max(geo.x[0], geo.y[0], geo.kernel[0]) > 1
+    best = 4 if kind == "weight" else 2  # strips next to each other, so that lanes read from different banks
+    if planes:
+        strips = max(best, 16 // (1 << max(0, geo.batch.bit_length() - 1))) if geo.batch < 16 else best
+    else:
+        strips = next(b for b in (best, 2, 1) if geo.batch % b == 0)
+    columns = geo.y[2] if kind == "weight" else geo.x[2]
+    size = 4 * geo.groups * (geo.taps + bias)
+    limit = max(WORKSPACE_FLOOR, 2 * size)
+    limit = limit if max_workspace is None else min(max_workspace, limit)
+    for v in (2, 4, 8):
+        for j in range(1, 5):
+            if j > 1 and 8 * (j - 1) >= columns:
+                continue
+            for lines in range(min(8, geo.kernel[1]), 0, -1) if kind == "weight" else (geo.kernel[1],):
+                if kind == "input" and lines > 8:
+                    continue
+                band = Band(j, v, lines, 2, min(strips, 16), 1)
+                if registers(kind, geo, band) > MOST_REGISTERS:
+                    continue
+                box = 16 * 8 * v * band.warps * 2
+                first, second = groups_of(kind, geo, band)
+                left = SHARED_BYTES - (0 if kind == "weight" else 2 * j * box)
+                stages = min(8, left // (box * (first + second if kind == "weight" else first)))
+                if stages < 2:
+                    continue
+                walk = walk_of(kind, geo, band, bias)
+                sets = -(-geo.groups // (v * band.warps)) * (
+                    geo.kernel[0] * -(-geo.kernel[1] // lines) if kind == "weight" else 1)
+                for waves in (1, 2, 3):
+                    runs = max(1, min(walk.tiles, waves * MULTIPROCESSORS // sets))
+                    if kind == "weight" and runs * size > limit:
+                        continue
+                    band = replace(band, STAGES=stages, splits=runs)
+                    yield replace(band, seconds=estimate(kind, geo, band, bias))
+                if kind == "weight" and lines < geo.kernel[1] and lines == min(8, geo.kernel[1]):
+                    continue
+
+
+def ranked(kind: str, geo: Geometry, max_workspace: int | None, bias: bool) -> list[Band]:
+    return sorted(options(kind, geo, max_workspace, bias), key=lambda band: band.seconds)
+
+
+def fits(problem: Problem, geo: Geometry) -> bool:
+    """Whether bands compute what is asked for: 16-bit operands in channels last, no stride and no dilation."""
+    return (not INTERPRETED and channels_last(problem) and problem.dtype in ("bfloat16", "float16")
+            and rounding(problem) == "" and problem.wrt in ("input", "weight", "weight+bias")
+            and max(geo.stride) == max(geo.dilation) == 1 and geo.groups % 8 == 0
+            and (problem.wrt != "input" or (geo.kernel[0] == 1 and DTYPES[problem.out_dtype][1] == 2)))
+
+
+def takes(*tensors: Any) -> bool:
+    """Whether the copy engine can read and write the tensors: channels next to each other, rows at 16 bytes."""
+    return all(t.data_ptr() % 16 == 0 and t.stride(1) == 1 and all(
+        step % 8 == 0 and step > 0 for axis, (step, extent) in enumerate(zip(t.stride(), t.shape))
+        if axis != 1 and extent > 1) for t in tensors)
+
+
+def box_of(tensor: Any, band: Band, split: bool) -> Any:
+    """The tensor as (strips, rows, columns, strips, channels), a row of 8 columns x 16 strips a box."""
+    n, _, s0, s1, s2 = strides_of(tensor)
+    batch, channels, *extents = tensor.shape
+    e0, e1, e2 = (1,) * (3 - len(extents)) + tuple(extents)
+    channels_a_box = band.V * band.warps
+    if split:
+        shape, strides = [batch // band.BB, e1, e2, band.BB], [n * band.BB, s1, s2, n]
+    else:
+        shape, strides = [batch, e1, e2, e0], [n, s1, s2, s0]
+    return TensorDescriptor(tensor, [*shape, channels], [*(step or channels for step in strides), 1],
+                            [16 // band.BB, 1, 8, band.BB, channels_a_box],
+                            gl.NVMMASharedLayout(min(128, 2 * channels_a_box), 16, rank=5))
+
+
+def weight_plan(problem: Problem, geo: Geometry, band: Band) -> Plan:
+    """The weight gradient, alone or with the bias gradient."""
+    bias = "bias" in problem.results
+    walk = walk_of("weight", geo, band, bias)
+    channel_tiles = -(-geo.groups // (band.V * band.warps))
+    groups = -(-geo.kernel[1] // band.LINES)
+    run_length = -(-walk.tiles // min(walk.tiles, band.splits))
+    splits = -(-walk.tiles // run_length)
+    turns = -(-run_length * walk.steps // band.LINES)
+
+    def leading(dy: Any, x: Any, partial: Any) -> tuple[Any, ...]:
+        return box_of(x, band, walk.split), box_of(dy, band, walk.split), dy, x, partial
+
+    def launch(dy: Any, x: Any, partial: Any) -> Launch:
+        yn, _, *y = strides_of(dy)
+        xn, _, *xs = strides_of(x)
+        constants = {name: value for name, value in geo.constants().items() if name[0] in "KP"} | {
+            "C": geo.groups, "BIAS": bias, "LINES": band.LINES, "J": band.J, "SPLIT": walk.split, "BB": band.BB,
+            "STAGES": band.STAGES, "UNROLL": band.LINES, "V": band.V, "WARPS": band.warps}
+        scalars = (geo.batch, *geo.y, *geo.x, walk.column_tiles, walk.b_tiles, walk.tiles, run_length, walk.steps, turns,
+                   channel_tiles, yn, *y, xn, *xs)
+        return Launch((channel_tiles * geo.kernel[0] * groups * splits,), scalars, constants, band.warps, 1, leading)
+
+    step = Step(band_weight_kernel, launch)
+    sums = Sums(problem, geo, strides_of, splits)
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        partial = sums.partial(workspace, results[0])
+        step(*operands, partial)
+        sums.add(partial, results)
+
+    return Plan(problem, "triton", f"band_weight_{DTYPES[problem.dtype][0]}_{band.J}x{band.V}_split{splits}",
+                on_tensors(problem, run), sums.bytes, (f"tile: {band}",))
+
+
+def input_plan(problem: Problem, geo: Geometry, band: Band) -> Plan:
+    """The input gradient."""
+    walk = walk_of("input", geo, band, False)
+    channel_tiles = -(-geo.groups // (band.V * band.warps))
+    run_length = -(-walk.tiles // min(walk.tiles, band.splits))
+    turns = -(-run_length * walk.steps // geo.kernel[1])
+
+    def leading(dy: Any, weight: Any, dx: Any) -> tuple[Any, ...]:
+        return box_of(dy, band, walk.split), box_of(dx, band, walk.split), dy, weight, dx
+
+    def launch(dy: Any, weight: Any, dx: Any) -> Launch:
+        yn, _, *y = strides_of(dy)
+        rn, _, *r = strides_of(dx)
+        wc, _, _, w1, w2 = strides_of(weight)
+        constants = {"C": geo.groups, "K1": geo.kernel[1], "K2": geo.kernel[2], "P1": geo.pad[1], "P2": geo.pad[2],
+                     "J": band.J, "SPLIT": walk.split, "BB": band.BB, "STAGES": band.STAGES, "OUT": 2,
+                     "UNROLL": geo.kernel[1], "V": band.V, "WARPS": band.warps}
+        scalars = (geo.batch, geo.x[0], *geo.y[1:], *geo.x[1:], walk.column_tiles, walk.b_tiles, walk.tiles, run_length,
+                   walk.steps, turns, channel_tiles, yn, *y, rn, *r, wc, w1, w2)
+        return Launch((channel_tiles * -(-walk.tiles // run_length),), scalars, constants, band.warps, 1, leading)
+
+    step = Step(band_input_kernel, launch)
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        step(*operands, results[0])
+
+    return Plan(problem, "triton", f"band_input_{DTYPES[problem.dtype][0]}_{band.J}x{band.V}",
+                on_tensors(problem, run), 0, (f"tile: {band}",))
+
+
+def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan | None:
+    """The plan by bands; None where they do not fit or are not chosen."""
+    if not fits(problem, geo) or (choice is not None and choice["kernel"] != "band"):
+        return None
+    kind = "input" if problem.wrt == "input" else "weight"
+    bias = "bias" in problem.results
+    if choice is not None:
+        band = Band(**fields_of(choice))
+    else:
+        found = ranked(kind, geo, max_workspace, bias)
+        if not found:
+            return None
+        band = found[0]
+    return input_plan(problem, geo, band) if kind == "input" else weight_plan(problem, geo, band)
+
+
+def or_other(banded: Plan, other: Plan) -> Plan:
+    """The plan by bands where the tensors lie as it needs, otherwise the other one."""
+    problem = banded.problem
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        wide = [t for name, t in zip((*problem.operands, *problem.results), (*operands, *results))
+                if name not in ("weight", "bias")]
+        (banded if takes(*wide) else other).run(operands, results, workspace)
+
+    return banded._replace(run=run, workspace_bytes=max(banded.workspace_bytes, other.workspace_bytes),
+                           notes=(*banded.notes, f"where rows are not multiples of 16 bytes: {other.kernel}"))
+
+
+def worth_measuring(problem: Problem, geo: Geometry, count: int = 5) -> list[Band]:
+    """The best bands of different shapes."""
+    if not fits(problem, geo):
+        return []
+    found: list[Band] = []
+    shapes: set[tuple[int, ...]] = set()
+    kind = "input" if problem.wrt == "input" else "weight"
+    for band in ranked(kind, geo, None, "bias" in problem.results):
+        if (band.J, band.V, band.LINES) not in shapes:
+            shapes.add((band.J, band.V, band.LINES))
+            found.append(band)
+    return found[:count]
