@@ -83,16 +83,16 @@ def tap_matrices(weight, c_tile, w_c, w_1, w_2, C: gl.constexpr, K1: gl.constexp
 @gluon.jit
 def copy_grads(dy_box, slots, barriers, walk, c_tile, N, LOW: gl.constexpr, J: gl.constexpr, GROUPS: gl.constexpr,
                BA: gl.constexpr, BB: gl.constexpr, STAGES: gl.constexpr, BYTES: gl.constexpr):
-    """The copying warp: row after row of dy, tile after tile; past the last tile zeros."""
+    """The copying warp: row after row of dy, tile after tile; past the last step zeros."""
     full, empty = barriers
-    begin, end, column_tiles, b_tiles, steps, total = walk
-    tile = begin
-    step = begin * 0
+    begin, end, column_tiles, b_tiles, steps, start, total = walk
+    tile = start // steps
+    step = start % steps
     slot = begin * 0
     round = begin * 0
-    for _ in range(0, total):
+    for at in range(start, start + total):
         a, b, column = place_of(tile, column_tiles, b_tiles, BA, BB, J * 8)
-        a = gl.where(tile < end, a, N)
+        a = gl.where(at < end, a, N)
         mbarrier.wait(empty.index(slot), round ^ 1)
         mbarrier.expect(full.index(slot), BYTES * GROUPS)
         for g in gl.static_range(GROUPS):
@@ -109,7 +109,7 @@ def copy_grads(dy_box, slots, barriers, walk, c_tile, N, LOW: gl.constexpr, J: g
 
 
 @gluon.jit
-def masked_rows(dy, weight, dx, c_tile, begin, end, column_tiles, b_tiles, extents, y_steps, r_steps, w_steps,
+def masked_rows(dy, weight, dx, c_tile, begin, end, steps, column_tiles, b_tiles, extents, y_steps, r_steps, w_steps,
                 SPLIT: gl.constexpr, COLUMNS: gl.constexpr, C: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
                 P1: gl.constexpr, P2: gl.constexpr, BB: gl.constexpr, CB: gl.constexpr, WARPS: gl.constexpr):
     """A run again with a mask on every product: a zero may have met an infinite operand."""
@@ -120,18 +120,18 @@ def masked_rows(dy, weight, dx, c_tile, begin, end, column_tiles, b_tiles, exten
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [WARPS, 1], [1, 0])
     c = (c_tile + gl.arange(0, CB, layout=gl.SliceLayout(0, LAYOUT)))[None, :]
     strip = gl.arange(0, 16, layout=gl.SliceLayout(1, LAYOUT))[:, None]
-    for tile in range(begin, end):
-        a, b, column = place_of(tile, column_tiles, b_tiles, 16 // BB, BB, COLUMNS)
+    for at in range(begin, end):
+        a, b, column = place_of(at // steps, column_tiles, b_tiles, 16 // BB, BB, COLUMNS)
         n = a + strip // BB
         plane = b + strip % BB
         if SPLIT:  # strips are images
             n = n * BB + plane
             plane = plane * 0
-        for e in range(0, X1 * COLUMNS):
-            i_1 = e // COLUMNS
-            i_2 = column + e % COLUMNS
+        i_1 = at % steps - P1
+        for e in range(0, COLUMNS):
+            i_2 = column + e
             again = gl.full([16, CB], 0.0, gl.float32, LAYOUT)
-            there = (c < C) & (n < N) & (plane < X0) & (i_2 < X2)
+            there = (c < C) & (n < N) & (plane < X0) & (i_1 >= 0) & (i_1 < X1) & (i_2 < X2)
             for tap in range(0, K1 * K2):
                 o_1 = i_1 + P1 - tap // K2
                 o_2 = i_2 + P2 - tap % K2
@@ -159,7 +159,7 @@ def add_rows(dx_box, slots, out_slots, barriers, walk, pointers, extents, y_step
              STAGES: gl.constexpr, OUT: gl.constexpr, UNROLL: gl.constexpr, V: gl.constexpr, WARPS: gl.constexpr):
     """The multiplying warps: a row of dy a step, a finished row of dx a step."""
     full, empty = barriers
-    begin, end, column_tiles, b_tiles, steps, _ = walk
+    begin, end, column_tiles, b_tiles, steps, start, _ = walk
     dy, weight, dx = pointers
     w_c, w_1, w_2 = w_steps
     BA: gl.constexpr = 16 // BB
@@ -170,8 +170,9 @@ def add_rows(dx_box, slots, out_slots, barriers, walk, pointers, extents, y_step
     taps = tap_matrices(weight, c_tile, w_c, w_1, w_2, C, K1, K2, MT, V, WARPS, MMA)
     acc = (zero,) * (K1 * J)  # rows of dx, the one that is finished next first
     suspect = in_thread_sum(zero, V, WARPS)
-    tile = begin
-    step = begin * 0
+    tile = start // steps
+    step = start % steps
+    at = start
     slot = begin * 0
     round = begin * 0
     out_slot = begin * 0
@@ -206,10 +207,11 @@ def add_rows(dx_box, slots, out_slots, barriers, walk, pointers, extents, y_step
             gl.thread_barrier()
             for j in gl.static_range(J):
                 tma.async_copy_shared_to_global(
-                    dx_box, [gl.where(tile < end, a, extents[0]), step - P1, column + 8 * j, b, c_tile],
+                    dx_box, [gl.where((at >= begin) & (at < end), a, extents[0]), step - P1, column + 8 * j, b, c_tile],
                     out_slots.index(out_slot * J + j))
             out_slot = (out_slot + 1) % OUT
             acc = acc[J:] + (zero,) * J
+            at += 1
             step += 1
             over = step == steps
             tile += over.to(gl.int32)
@@ -221,18 +223,18 @@ def add_rows(dx_box, slots, out_slots, barriers, walk, pointers, extents, y_step
         gl.inline_asm_elementwise("cp.async.bulk.wait_group 0; mov.b32 $0, $1;", "=r,r", [here], dtype=gl.int32,
                                   is_pure=False, pack=1)
         gl.thread_barrier()
-        masked_rows(dy, weight, dx, c_tile, begin, end, column_tiles, b_tiles, extents, y_steps, r_steps, w_steps,
+        masked_rows(dy, weight, dx, c_tile, begin, end, steps, column_tiles, b_tiles, extents, y_steps, r_steps, w_steps,
                     SPLIT, J * 8, C, K1, K2, P1, P2, BB, CB, WARPS)
 
 
 @gluon.jit
 def band_input_kernel(
-        dy_box, dx_box, dy, weight, dx, N, X0, Q1, Q2, X1, X2, column_tiles, b_tiles, tiles, run, steps, turns,
+        dy_box, dx_box, dy, weight, dx, N, X0, Q1, Q2, X1, X2, column_tiles, b_tiles, steps, all_steps, run,
         channel_tiles, y_n, y_0, y_1, y_2, r_n, r_0, r_1, r_2, w_c, w_1, w_2,
         C: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr, J: gl.constexpr,
         SPLIT: gl.constexpr, BB: gl.constexpr, STAGES: gl.constexpr, OUT: gl.constexpr,
         UNROLL: gl.constexpr, V: gl.constexpr, WARPS: gl.constexpr):
-    """dx of a run of tiles."""
+    """dx of a run of steps (see band_weight_kernel); a row of dx needs the K1 - 1 steps before its own."""
     CB: gl.constexpr = V * WARPS
     BA: gl.constexpr = 16 // BB
     MT: gl.constexpr = (K2 + 22) // 16
@@ -241,7 +243,9 @@ def band_input_kernel(
     pid = gl.program_id(0)
     c_tile = (pid % channel_tiles) * CB
     begin = (pid // channel_tiles) * run
-    end = gl.minimum(begin + run, tiles)
+    end = gl.minimum(begin + run, all_steps)
+    start = begin - gl.minimum(begin % steps, K1 - 1)
+    turns = (end - start + UNROLL - 1) // UNROLL
     slots = gl.allocate_shared_memory(dtype, [STAGES * GROUPS, BA, 1, 8, BB, CB], dy_box.layout)
     out_slots = gl.allocate_shared_memory(dx.dtype.element_ty, [OUT * J, BA, 1, 8, BB, CB], dx_box.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -249,7 +253,7 @@ def band_input_kernel(
     for s in gl.static_range(STAGES):
         mbarrier.init(full.index(s), count=1)
         mbarrier.init(empty.index(s), count=1)
-    walk = (begin, end, column_tiles, b_tiles, steps, turns * UNROLL)
+    walk = (begin, end, column_tiles, b_tiles, steps, start, turns * UNROLL)
     gl.warp_specialize(
         [(add_rows, (dx_box, slots, out_slots, (full, empty), walk, (dy, weight, dx), (N, X0, Q1, Q2, X1, X2),
                      (y_n, y_0, y_1, y_2), (r_n, r_0, r_1, r_2), (w_c, w_1, w_2), c_tile, turns, C, K1, K2, P1, P2, J,

@@ -84,6 +84,13 @@ def walk_of(kind: str, geo: Geometry, band: Band, bias: bool) -> Walk:
                 -(-columns // (8 * band.J)), steps)
 
 
+def run_steps(walk: Walk, band: Band, bias: bool) -> int:
+    """Steps of a run; with the bias gradient whole tiles, since the steps before a run would count twice."""
+    if bias:
+        return -(-walk.tiles // min(walk.tiles, band.splits)) * walk.steps
+    return -(-walk.tiles * walk.steps // band.splits)
+
+
 def groups_of(kind: str, geo: Geometry, band: Band) -> tuple[int, int]:
     """Groups of columns that a step copies: of x and of dy, or of dy and of dx."""
     return band.J - 1 + 2 * products_wide(geo), band.J
@@ -102,8 +109,9 @@ def estimate(kind: str, geo: Geometry, band: Band, bias: bool) -> float:
     lines = band.LINES if kind == "weight" else geo.kernel[1]
     channel_tiles = -(-geo.groups // (band.V * band.warps))
     sets = channel_tiles * (geo.kernel[0] * -(-geo.kernel[1] // band.LINES) if kind == "weight" else 1)
-    run = -(-walk.tiles // min(walk.tiles, band.splits))
-    programs = sets * -(-walk.tiles // run)
+    run = run_steps(walk, band, bias)
+    programs = sets * -(-walk.tiles * walk.steps // run)
+    run += lines - 1  # rows that a run needs of the steps before
     waves = -(-programs // MULTIPROCESSORS)
     first, second = groups_of(kind, geo, band)
     wide = products_wide(geo)
@@ -111,8 +119,8 @@ def estimate(kind: str, geo: Geometry, band: Band, bias: bool) -> float:
     loads = band.warps * 4 * (2 * (band.J + 2 * wide - 2) + band.J) * 4
     cycles = max(products, loads) + STEP_CYCLES
     box = 16 * 8 * band.V * band.warps * 2
-    issue = waves * run * walk.steps * cycles / CLOCK
-    cache = programs * run * walk.steps * (first + second) * box / CACHE_BYTES
+    issue = waves * run * cycles / CLOCK
+    cache = programs * run * (first + second) * box / CACHE_BYTES
     elements = geo.batch * geo.groups * (math.prod(geo.x) + math.prod(geo.y))
     memory = 2 * elements * (1 + 0.2 * (geo.kernel[0] - 1)) / MEMORY_BYTES
     return math.hypot(issue, max(cache, memory)) + LAUNCH_SECONDS * (2 if kind == "weight" else 1)
@@ -150,7 +158,7 @@ def options(kind: str, geo: Geometry, max_workspace: int | None, bias: bool) -> 
                 sets = -(-geo.groups // (v * band.warps)) * (
                     geo.kernel[0] * -(-geo.kernel[1] // lines) if kind == "weight" else 1)
                 for waves in (1, 2, 3):
-                    runs = max(1, min(walk.tiles, waves * MULTIPROCESSORS // sets))
+                    runs = max(1, min(walk.tiles * walk.steps // lines, waves * MULTIPROCESSORS // sets))
                     if kind == "weight" and runs * size > limit:
                         continue
                     band = replace(band, STAGES=stages, splits=runs)
@@ -199,9 +207,8 @@ def weight_plan(problem: Problem, geo: Geometry, band: Band) -> Plan:
     walk = walk_of("weight", geo, band, bias)
     channel_tiles = -(-geo.groups // (band.V * band.warps))
     groups = -(-geo.kernel[1] // band.LINES)
-    run_length = -(-walk.tiles // min(walk.tiles, band.splits))
-    splits = -(-walk.tiles // run_length)
-    turns = -(-run_length * walk.steps // band.LINES)
+    run_length = run_steps(walk, band, bias)
+    splits = -(-walk.tiles * walk.steps // run_length)
 
     def leading(dy: Any, x: Any, partial: Any) -> tuple[Any, ...]:
         return box_of(x, band, walk.split), box_of(dy, band, walk.split), dy, x, partial
@@ -212,8 +219,8 @@ def weight_plan(problem: Problem, geo: Geometry, band: Band) -> Plan:
         constants = {name: value for name, value in geo.constants().items() if name[0] in "KP"} | {
             "C": geo.groups, "BIAS": bias, "LINES": band.LINES, "J": band.J, "SPLIT": walk.split, "BB": band.BB,
             "STAGES": band.STAGES, "UNROLL": band.LINES, "V": band.V, "WARPS": band.warps}
-        scalars = (geo.batch, *geo.y, *geo.x, walk.column_tiles, walk.b_tiles, walk.tiles, run_length, walk.steps, turns,
-                   channel_tiles, yn, *y, xn, *xs)
+        scalars = (geo.batch, *geo.y, *geo.x, walk.column_tiles, walk.b_tiles, walk.steps,
+                   walk.tiles * walk.steps, run_length, channel_tiles, yn, *y, xn, *xs)
         return Launch((channel_tiles * geo.kernel[0] * groups * splits,), scalars, constants, band.warps, 1, leading)
 
     step = Step(band_weight_kernel, launch)
@@ -232,8 +239,8 @@ def input_plan(problem: Problem, geo: Geometry, band: Band) -> Plan:
     """The input gradient."""
     walk = walk_of("input", geo, band, False)
     channel_tiles = -(-geo.groups // (band.V * band.warps))
-    run_length = -(-walk.tiles // min(walk.tiles, band.splits))
-    turns = -(-run_length * walk.steps // geo.kernel[1])
+    run_length = run_steps(walk, band, False)
+    programs = channel_tiles * -(-walk.tiles * walk.steps // run_length)
 
     def leading(dy: Any, weight: Any, dx: Any) -> tuple[Any, ...]:
         return box_of(dy, band, walk.split), box_of(dx, band, walk.split), dy, weight, dx
@@ -245,9 +252,9 @@ def input_plan(problem: Problem, geo: Geometry, band: Band) -> Plan:
         constants = {"C": geo.groups, "K1": geo.kernel[1], "K2": geo.kernel[2], "P1": geo.pad[1], "P2": geo.pad[2],
                      "J": band.J, "SPLIT": walk.split, "BB": band.BB, "STAGES": band.STAGES, "OUT": 2,
                      "UNROLL": geo.kernel[1], "V": band.V, "WARPS": band.warps}
-        scalars = (geo.batch, geo.x[0], *geo.y[1:], *geo.x[1:], walk.column_tiles, walk.b_tiles, walk.tiles, run_length,
-                   walk.steps, turns, channel_tiles, yn, *y, rn, *r, wc, w1, w2)
-        return Launch((channel_tiles * -(-walk.tiles // run_length),), scalars, constants, band.warps, 1, leading)
+        scalars = (geo.batch, geo.x[0], *geo.y[1:], *geo.x[1:], walk.column_tiles, walk.b_tiles, walk.steps,
+                   walk.tiles * walk.steps, run_length, channel_tiles, yn, *y, rn, *r, wc, w1, w2)
+        return Launch((programs,), scalars, constants, band.warps, 1, leading)
 
     step = Step(band_input_kernel, launch)
 

@@ -72,8 +72,8 @@ def place_of(tile, column_tiles, b_tiles, BA: gl.constexpr, BB: gl.constexpr, CO
 
 
 @gluon.jit
-def masked_sums(dy, x, out, taps, c_tile, k0, ky, begin, end, column_tiles, b_tiles, extents, y_steps, x_steps,
-                SPLIT: gl.constexpr, COLUMNS: gl.constexpr, C: gl.constexpr, K2: gl.constexpr, P0: gl.constexpr,
+def masked_sums(dy, x, out, taps, c_tile, k0, ky, begin, end, steps, column_tiles, b_tiles, extents, y_steps,
+                x_steps, SPLIT: gl.constexpr, COLUMNS: gl.constexpr, C: gl.constexpr, K2: gl.constexpr, P0: gl.constexpr,
                 P1: gl.constexpr, P2: gl.constexpr, BB: gl.constexpr, CB: gl.constexpr, WARPS: gl.constexpr):
     """The sums of a run again with a mask on every product: a zero of the padding may have met an infinite operand."""
     N, Q0, Q1, Q2, X0, X1, X2 = extents
@@ -87,21 +87,21 @@ def masked_sums(dy, x, out, taps, c_tile, k0, ky, begin, end, column_tiles, b_ti
         tap1 = ky + tap // K2
         tap2 = tap % K2
         again = gl.full([16, CB], 0.0, gl.float32, LAYOUT)
-        for tile in range(begin, end):
-            a, b, column = place_of(tile, column_tiles, b_tiles, 16 // BB, BB, COLUMNS)
+        for at in range(begin, end):
+            a, b, column = place_of(at // steps, column_tiles, b_tiles, 16 // BB, BB, COLUMNS)
             n = a + strip // BB
             o_0 = b + strip % BB
             if SPLIT:  # strips are images
                 n = n * BB + o_0
                 o_0 = o_0 * 0
             i_0 = o_0 + k0 - P0
-            for e in range(0, Q1 * COLUMNS):
-                o_1 = e // COLUMNS
-                o_2 = column + e % COLUMNS
-                i_1 = o_1 + tap1 - P1
+            i_1 = at % steps - (P1 - ky)
+            o_1 = i_1 + P1 - tap1
+            for e in range(0, COLUMNS):
+                o_2 = column + e
                 i_2 = o_2 + tap2 - P2
-                ok = (c < C) & (n < N) & (o_0 < Q0) & (i_0 >= 0) & (i_0 < X0) & (o_2 < Q2) & (i_1 >= 0) & (i_1 < X1) \
-                    & (i_2 >= 0) & (i_2 < X2)
+                ok = (c < C) & (n < N) & (o_0 < Q0) & (i_0 >= 0) & (i_0 < X0) & (o_2 < Q2) & (i_2 >= 0) & (i_2 < X2) \
+                    & (i_1 >= 0) & (i_1 < X1) & (o_1 >= 0) & (o_1 < Q1)
                 from_x = n.to(gl.int64) * x_n + i_0.to(gl.int64) * x_0 + i_1.to(gl.int64) * x_1 \
                     + i_2.to(gl.int64) * x_2
                 from_y = n.to(gl.int64) * y_n + o_0.to(gl.int64) * y_0 + o_1.to(gl.int64) * y_1 \
@@ -112,29 +112,31 @@ def masked_sums(dy, x, out, taps, c_tile, k0, ky, begin, end, column_tiles, b_ti
 
 
 @gluon.jit
-def copy_rows(x_box, dy_box, slots, barriers, walk, c_tile, plane, N, pad1, P2: gl.constexpr, J: gl.constexpr,
+def copy_rows(x_box, dy_box, slots, barriers, walk, c_tile, plane, N, X1, pad1, P2: gl.constexpr, J: gl.constexpr,
               XG: gl.constexpr, BA: gl.constexpr, BB: gl.constexpr, STAGES: gl.constexpr, BYTES: gl.constexpr):
     """The copying warp: per step a row of dy and the row of x that it meets through the first line of taps.
 
-    Past the last tile it asks for strips outside the tensors, which come as zeros.
+    Before `begin` only rows of dy are wanted, which later steps need, and past `end` nothing: there it asks for what
+    lies outside the tensors, which comes as zeros.
     """
     x_slots, dy_slots = slots
     full, empty = barriers
-    begin, end, column_tiles, b_tiles, steps, total = walk
-    tile = begin
-    step = begin * 0
+    begin, end, column_tiles, b_tiles, steps, start, total = walk
+    tile = start // steps
+    step = start % steps
     slot = begin * 0
     round = begin * 0
-    for _ in range(0, total):
+    for at in range(start, start + total):
         a, b, column = place_of(tile, column_tiles, b_tiles, BA, BB, J * 8)
-        a = gl.where(tile < end, a, N)
+        a = gl.where(at < end, a, N)
+        i = gl.where(at < begin, X1, step - pad1)
         mbarrier.wait(empty.index(slot), round ^ 1)
         mbarrier.expect(full.index(slot), BYTES * (XG + J))
         for j in gl.static_range(J):
             tma.async_copy_global_to_shared(dy_box, [a, step, column + 8 * j, b, c_tile], full.index(slot),
                                             dy_slots.index(slot * J + j))
         for g in gl.static_range(XG):
-            tma.async_copy_global_to_shared(x_box, [a, step - pad1, column + (8 * g - P2), b + plane, c_tile],
+            tma.async_copy_global_to_shared(x_box, [a, i, column + (8 * g - P2), b + plane, c_tile],
                                             full.index(slot), x_slots.index(slot * XG + g))
         step += 1
         over = step == steps
@@ -154,7 +156,7 @@ def sum_rows(slots, barriers, walk, pointers, extents, y_steps, x_steps, place, 
     """The multiplying warps."""
     x_slots, dy_slots = slots
     full, empty = barriers
-    begin, end, column_tiles, b_tiles, _, _ = walk
+    begin, end, column_tiles, b_tiles, steps, _, _ = walk
     dy, x, partial = pointers
     c_tile, k0, group, split = place
     CB: gl.constexpr = V * WARPS
@@ -220,7 +222,7 @@ def sum_rows(slots, barriers, walk, pointers, extents, y_steps, x_steps, place, 
             suspect += gl.where((diagonal + 16 * t < K[2])[None, :], line * 0.0, 0.0)
     if gl.max(gl.max((suspect != suspect).to(gl.int32), 1), 0) != 0:
         masked_sums(dy, x, out, gl.minimum(LINES, K[1] - group * LINES) * K[2], c_tile, k0, group * LINES, begin, end,
-                    column_tiles, b_tiles, extents, y_steps, x_steps, SPLIT, J * 8, C, K[2], P[0], P[1], P[2], BB, CB, WARPS)
+                    steps, column_tiles, b_tiles, extents, y_steps, x_steps, SPLIT, J * 8, C, K[2], P[0], P[1], P[2], BB, CB, WARPS)
     else:
         for age in gl.static_range(LINES):
             for t in gl.static_range(MT):
@@ -235,13 +237,16 @@ def sum_rows(slots, barriers, walk, pointers, extents, y_steps, x_steps, place, 
 
 @gluon.jit
 def band_weight_kernel(
-        x_box, dy_box, dy, x, partial, N, Q0, Q1, Q2, X0, X1, X2, column_tiles, b_tiles, tiles, run, steps, turns,
+        x_box, dy_box, dy, x, partial, N, Q0, Q1, Q2, X0, X1, X2, column_tiles, b_tiles, steps, all_steps, run,
         channel_tiles, y_n, y_0, y_1, y_2, x_n, x_0, x_1, x_2,
         C: gl.constexpr, K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr, BIAS: gl.constexpr, LINES: gl.constexpr,
         J: gl.constexpr, SPLIT: gl.constexpr, BB: gl.constexpr, STAGES: gl.constexpr, UNROLL: gl.constexpr,
         V: gl.constexpr, WARPS: gl.constexpr):
-    """dw of LINES lines of taps over a run of tiles; partial sums (tap, channel) of every run."""
+    """dw of LINES lines of taps; partial sums (tap, channel) of every run.
+
+    A tile takes `steps` rows; a run is `run` steps of all tiles after each other, and may begin within a tile.
+    """
     CB: gl.constexpr = V * WARPS
     BA: gl.constexpr = 16 // BB
     MT: gl.constexpr = (K2 + 22) // 16  # products of 16 columns that hold all diagonals
@@ -256,7 +261,9 @@ def band_weight_kernel(
     group = pid % GROUPS
     split = pid // GROUPS
     begin = split * run
-    end = gl.minimum(begin + run, tiles)
+    end = gl.minimum(begin + run, all_steps)
+    start = begin - gl.minimum(begin % steps, LINES - 1)
+    turns = (end - start + UNROLL - 1) // UNROLL
     slots = (gl.allocate_shared_memory(dtype, [STAGES * XG, BA, 1, 8, BB, CB], x_box.layout),
              gl.allocate_shared_memory(dtype, [STAGES * J, BA, 1, 8, BB, CB], dy_box.layout))
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -264,11 +271,11 @@ def band_weight_kernel(
     for s in gl.static_range(STAGES):
         mbarrier.init(full.index(s), count=1)
         mbarrier.init(empty.index(s), count=1)
-    walk = (begin, end, column_tiles, b_tiles, steps, turns * UNROLL)
+    walk = (begin, end, column_tiles, b_tiles, steps, start, turns * UNROLL)
     gl.warp_specialize(
         [(sum_rows, (slots, (full, empty), walk, (dy, x, partial), (N, Q0, Q1, Q2, X0, X1, X2), (y_n, y_0, y_1, y_2),
                      (x_n, x_0, x_1, x_2), (c_tile, k0, group, split), turns, C, (K0, K1, K2), (P0, P1, P2), BIAS,
                      LINES, J, XG, MT, SPLIT, BB, STAGES, UNROLL, V, WARPS)),
-         (copy_rows, (x_box, dy_box, slots, (full, empty), walk, c_tile, k0 - P0, N, P1 - group * LINES, P2, J, XG, BA,
+         (copy_rows, (x_box, dy_box, slots, (full, empty), walk, c_tile, k0 - P0, N, X1, P1 - group * LINES, P2, J, XG, BA,
                       BB, STAGES, 16 * 8 * CB * 2))],
         [1], [24])
