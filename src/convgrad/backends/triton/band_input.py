@@ -11,7 +11,7 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from .bands import bits, place_of
 
@@ -35,6 +35,16 @@ def taps_layout(V, WARPS):
     lanes = [[2, 0, 0], [4, 0, 0], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
     warps = [[0, 0, V << b] for b in range(bits(WARPS))]
     return gl.DistributedLinearLayout(registers, lanes, warps, [], [16, 8, V * WARPS])
+
+
+@triton.constexpr_function
+def store_layout(V, WARPS, BB):
+    """How threads store 16/BB x 1 x 8 columns x BB strips x V*WARPS channels: 16 bytes each, neighbours together."""
+    bases = [[0, 0, 0, 0, 1 << b] for b in range(bits(V * WARPS))] + [[0, 0, 0, 1 << b, 0] for b in range(bits(BB))]
+    bases += [[0, 0, 1 << b, 0, 0] for b in range(3)] + [[1 << b, 0, 0, 0, 0] for b in range(bits(16 // BB))]
+    last = 8 + bits(WARPS)
+    return gl.DistributedLinearLayout(bases[:3] + bases[last:], bases[3:8], bases[8:last], [],
+                                      [16 // BB, 1, 8, BB, V * WARPS])
 
 
 @gluon.jit
@@ -146,6 +156,23 @@ def masked_rows(dy, weight, dx, c_tile, begin, end, steps, column_tiles, b_tiles
 
 
 @gluon.jit
+def along(AXIS: gl.constexpr, COUNT: gl.constexpr, LAYOUT: gl.constexpr):
+    """0, 1, … along one of five axes."""
+    if AXIS == 0:
+        return gl.arange(0, COUNT, layout=gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, gl.SliceLayout(
+            4, LAYOUT)))))[:, None, None, None, None]
+    elif AXIS == 2:
+        return gl.arange(0, COUNT, layout=gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, gl.SliceLayout(
+            4, LAYOUT)))))[None, None, :, None, None]
+    elif AXIS == 3:
+        return gl.arange(0, COUNT, layout=gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(
+            4, LAYOUT)))))[None, None, None, :, None]
+    else:
+        return gl.arange(0, COUNT, layout=gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(
+            3, LAYOUT)))))[None, None, None, None, :]
+
+
+@gluon.jit
 def in_thread_sum(sums, V: gl.constexpr, WARPS: gl.constexpr):
     """What a thread holds, added up."""
     apart = gl.reshape(sums, (V, WARPS, 2, 8, 4, 2))
@@ -153,21 +180,36 @@ def in_thread_sum(sums, V: gl.constexpr, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def add_rows(dx_box, slots, out_slots, barriers, walk, pointers, extents, y_steps, r_steps, w_steps, c_tile, turns,
+def add_rows(slots, out_slots, barriers, walk, pointers, extents, y_steps, r_steps, w_steps, c_tile, turns,
              C: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr, J: gl.constexpr,
              GROUPS: gl.constexpr, MT: gl.constexpr, SPLIT: gl.constexpr, BB: gl.constexpr,
-             STAGES: gl.constexpr, OUT: gl.constexpr, UNROLL: gl.constexpr, V: gl.constexpr, WARPS: gl.constexpr):
+             STAGES: gl.constexpr, UNROLL: gl.constexpr, V: gl.constexpr, WARPS: gl.constexpr):
     """The multiplying warps: a row of dy a step, a finished row of dx a step."""
     full, empty = barriers
     begin, end, column_tiles, b_tiles, steps, start, _ = walk
     dy, weight, dx = pointers
     w_c, w_1, w_2 = w_steps
+    N, X0, Q1, Q2, X1, X2 = extents
+    r_n, r_0, r_1, r_2 = r_steps
     BA: gl.constexpr = 16 // BB
     CB: gl.constexpr = V * WARPS
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     LAYOUT: gl.constexpr = rows_layout(V, WARPS, BB)
     zero = gl.full([CB, 16, 8], 0.0, gl.float32, MMA)
     taps = tap_matrices(weight, c_tile, w_c, w_1, w_2, C, K1, K2, MT, V, WARPS, MMA)
+    STORE: gl.constexpr = store_layout(V, WARPS, BB)
+    a_off = along(0, BA, STORE)
+    b_off = along(3, BB, STORE)
+    column_off = along(2, 8, STORE)
+    c_off = along(4, CB, STORE)
+    there = c_tile + c_off < C
+    if SPLIT:  # strips are images
+        n_off = a_off * BB + b_off
+        offset = n_off.to(gl.int64) * r_n + column_off.to(gl.int64) * r_2 + c_off
+        b_off = b_off * 0
+    else:
+        n_off = a_off
+        offset = a_off.to(gl.int64) * r_n + b_off.to(gl.int64) * r_0 + column_off.to(gl.int64) * r_2 + c_off
     acc = (zero,) * (K1 * J)  # rows of dx, the one that is finished next first
     suspect = in_thread_sum(zero, V, WARPS)
     tile = start // steps
@@ -196,43 +238,41 @@ def add_rows(dx_box, slots, out_slots, barriers, walk, pointers, extents, y_step
                     for k1 in gl.static_range(K1):
                         acc = acc[:k1 * J + j] + (mma_v2(left, taps[k1 * MT + t], acc[k1 * J + j]),) \
                             + acc[k1 * J + j + 1:]
-            a, b, column = place_of(tile, column_tiles, b_tiles, BA, BB, J * 8)
-            tma.store_wait(pendings=(OUT - 1) * J)
-            gl.thread_barrier()
             for j in gl.static_range(J):
                 suspect += in_thread_sum(acc[j], V, WARPS) * 0.0
                 value = gl.permute(gl.reshape(acc[j].to(dx.dtype.element_ty), (V, WARPS, BA, BB, 8)), (2, 4, 3, 1, 0))
                 out_slots.index(out_slot * J + j).store(gl.reshape(value, (BA, 1, 8, BB, CB)))
-            fence_async_shared()
             gl.thread_barrier()
+            a, b, column = place_of(tile, column_tiles, b_tiles, BA, BB, J * 8)
+            i = step - P1
+            n = a * BB + b if SPLIT else a
+            plane = b * 0 if SPLIT else b
+            row = dx + (n.to(gl.int64) * r_n + plane.to(gl.int64) * r_0 + i.to(gl.int64) * r_1
+                        + column.to(gl.int64) * r_2 + c_tile)
+            row_there = there & (n_off < N - n) & (b_off < X0 - plane) \
+                & ((at >= begin) & (at < end) & (i >= 0) & (i < X1))
             for j in gl.static_range(J):
-                tma.async_copy_shared_to_global(
-                    dx_box, [gl.where((at >= begin) & (at < end), a, extents[0]), step - P1, column + 8 * j, b, c_tile],
-                    out_slots.index(out_slot * J + j))
-            out_slot = (out_slot + 1) % OUT
+                gl.store(row + 8 * j * r_2 + offset, out_slots.index(out_slot * J + j).load(STORE),
+                         mask=row_there & (column_off < X2 - column - 8 * j))
+            out_slot = out_slot ^ 1
             acc = acc[J:] + (zero,) * J
             at += 1
             step += 1
             over = step == steps
             tile += over.to(gl.int32)
             step = gl.where(over, 0, step)
-    tma.store_wait(pendings=0)
     if gl.max(gl.max(gl.max((suspect != suspect).to(gl.int32), 2), 1), 0) != 0:
-        # the copies must have written before other stores may: store_wait knows only that they have read
-        here = gl.arange(0, 32 * WARPS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
-        gl.inline_asm_elementwise("cp.async.bulk.wait_group 0; mov.b32 $0, $1;", "=r,r", [here], dtype=gl.int32,
-                                  is_pure=False, pack=1)
-        gl.thread_barrier()
+        gl.thread_barrier()  # a row may be stored by other threads
         masked_rows(dy, weight, dx, c_tile, begin, end, steps, column_tiles, b_tiles, extents, y_steps, r_steps, w_steps,
                     SPLIT, J * 8, C, K1, K2, P1, P2, BB, CB, WARPS)
 
 
 @gluon.jit
 def band_input_kernel(
-        dy_box, dx_box, dy, weight, dx, N, X0, Q1, Q2, X1, X2, column_tiles, b_tiles, steps, all_steps, run,
+        dy_box, dy, weight, dx, N, X0, Q1, Q2, X1, X2, column_tiles, b_tiles, steps, all_steps, run,
         channel_tiles, y_n, y_0, y_1, y_2, r_n, r_0, r_1, r_2, w_c, w_1, w_2,
         C: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr, J: gl.constexpr,
-        SPLIT: gl.constexpr, BB: gl.constexpr, STAGES: gl.constexpr, OUT: gl.constexpr,
+        SPLIT: gl.constexpr, BB: gl.constexpr, STAGES: gl.constexpr,
         UNROLL: gl.constexpr, V: gl.constexpr, WARPS: gl.constexpr):
     """dx of a run of steps (see band_weight_kernel); a row of dx needs the K1 - 1 steps before its own."""
     CB: gl.constexpr = V * WARPS
@@ -247,7 +287,7 @@ def band_input_kernel(
     start = begin - gl.minimum(begin % steps, K1 - 1)
     turns = (end - start + UNROLL - 1) // UNROLL
     slots = gl.allocate_shared_memory(dtype, [STAGES * GROUPS, BA, 1, 8, BB, CB], dy_box.layout)
-    out_slots = gl.allocate_shared_memory(dx.dtype.element_ty, [OUT * J, BA, 1, 8, BB, CB], dx_box.layout)
+    out_slots = gl.allocate_shared_memory(dx.dtype.element_ty, [2 * J, BA, 1, 8, BB, CB], dy_box.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for s in gl.static_range(STAGES):
@@ -255,9 +295,9 @@ def band_input_kernel(
         mbarrier.init(empty.index(s), count=1)
     walk = (begin, end, column_tiles, b_tiles, steps, start, turns * UNROLL)
     gl.warp_specialize(
-        [(add_rows, (dx_box, slots, out_slots, (full, empty), walk, (dy, weight, dx), (N, X0, Q1, Q2, X1, X2),
+        [(add_rows, (slots, out_slots, (full, empty), walk, (dy, weight, dx), (N, X0, Q1, Q2, X1, X2),
                      (y_n, y_0, y_1, y_2), (r_n, r_0, r_1, r_2), (w_c, w_1, w_2), c_tile, turns, C, K1, K2, P1, P2, J,
-                     GROUPS, MT, SPLIT, BB, STAGES, OUT, UNROLL, V, WARPS)),
+                     GROUPS, MT, SPLIT, BB, STAGES, UNROLL, V, WARPS)),
          (copy_grads, (dy_box, slots, (full, empty), walk, c_tile, N, P2 - K2 + 1, J, GROUPS, BA, BB, STAGES,
                        16 * 8 * CB * 2))],
         [1], [24])

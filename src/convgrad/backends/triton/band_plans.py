@@ -243,14 +243,14 @@ def input_plan(problem: Problem, geo: Geometry, band: Band) -> Plan:
     programs = channel_tiles * -(-walk.tiles * walk.steps // run_length)
 
     def leading(dy: Any, weight: Any, dx: Any) -> tuple[Any, ...]:
-        return box_of(dy, band, walk.split), box_of(dx, band, walk.split), dy, weight, dx
+        return box_of(dy, band, walk.split), dy, weight, dx
 
     def launch(dy: Any, weight: Any, dx: Any) -> Launch:
         yn, _, *y = strides_of(dy)
         rn, _, *r = strides_of(dx)
         wc, _, _, w1, w2 = strides_of(weight)
         constants = {"C": geo.groups, "K1": geo.kernel[1], "K2": geo.kernel[2], "P1": geo.pad[1], "P2": geo.pad[2],
-                     "J": band.J, "SPLIT": walk.split, "BB": band.BB, "STAGES": band.STAGES, "OUT": 2,
+                     "J": band.J, "SPLIT": walk.split, "BB": band.BB, "STAGES": band.STAGES,
                      "UNROLL": geo.kernel[1], "V": band.V, "WARPS": band.warps}
         scalars = (geo.batch, geo.x[0], *geo.y[1:], *geo.x[1:], walk.column_tiles, walk.b_tiles, walk.steps,
                    walk.tiles * walk.steps, run_length, channel_tiles, yn, *y, rn, *r, wc, w1, w2)

@@ -14,7 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...problem import DTYPES, Problem
-from . import box_line_plans, box_plans, cell_plans, line_plans, part_gather, part_plans, wide_plans, window_plans
+from . import (
+    block_plans,
+    box_line_plans,
+    box_plans,
+    cell_plans,
+    line_plans,
+    part_gather,
+    part_plans,
+    wide_plans,
+    window_plans,
+)
 from .geometry import Geometry, strides_of
 from .launch import Launch, Step
 from .numbers_on_device import scratch
@@ -43,12 +53,12 @@ Offer = Callable[[Problem, Geometry, int | None, Choice | None], Way | None]
 
 def gather_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
     """Ways to the output or the input gradient, the fastest first; only the chosen one where there is a choice."""
-    return fastest_first((gather_by_parts, by_cells, by_box_lines, by_boxes), problem, geo, max_workspace, choice)
+    return fastest_first((gather_by_parts, input_by_blocks, by_cells, by_box_lines, by_boxes), problem, geo, max_workspace, choice)
 
 
 def weight_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
     """Ways to the weight gradient, the fastest first; only the chosen one where there is a choice."""
-    return fastest_first((weight_by_parts, by_windows, by_wider, by_lines), problem, geo, max_workspace, choice)
+    return fastest_first((weight_by_parts, weight_by_blocks, by_windows, by_wider, by_lines), problem, geo, max_workspace, choice)
 
 
 def fastest_first(offers: tuple[Offer, ...], problem: Problem, geo: Geometry, max_workspace: int | None,
@@ -60,6 +70,33 @@ def fastest_first(offers: tuple[Offer, ...], problem: Problem, geo: Geometry, ma
 
 def short(problem: Problem) -> str:
     return DTYPES[problem.dtype][0]
+
+
+def input_by_blocks(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
+    """Small groups at stride 1: blocks of 16 channels, every column copied once."""
+    plan = block_plans.for_problem(problem, geo, max_workspace, choice) if problem.wrt == "input" else None
+    if plan is None:
+        return None
+    return Way(f"blocks_{short(problem)}_{plan.tile.WT}", str(plan.tile), plan.tile.seconds, 0,
+               lambda operands, result: block_plans.takes(operands[0], result),
+               lambda operands, result, workspace: plan.write(*operands, result))
+
+
+def weight_by_blocks(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
+    """The weight gradient by the same blocks."""
+    plan = block_plans.for_problem(problem, geo, max_workspace, choice)
+    if plan is None:
+        return None
+    shape = (plan.splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
+    add = add_step(geo, plan.splits)
+
+    def run(operands: Operands, result: Any, workspace: Any) -> None:
+        partial = scratch(problem, workspace, shape, result)
+        plan.write(*operands, partial)
+        add(partial, result)
+
+    return Way(f"blocks_{short(problem)}_{plan.tile.WT}_split{plan.splits}", str(plan.tile), plan.tile.seconds,
+               4 * math.prod(shape), lambda operands, result: block_plans.takes(*operands), run)
 
 
 def by_cells(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
