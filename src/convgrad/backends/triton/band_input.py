@@ -189,7 +189,7 @@ def add_rows(slots, out_slots, barriers, walk, pointers, extents, y_steps, r_ste
     begin, end, column_tiles, b_tiles, steps, start, _ = walk
     dy, weight, dx = pointers
     w_c, w_1, w_2 = w_steps
-    N, X0, Q1, Q2, X1, X2 = extents
+    N, X0, _, _, X1, X2 = extents
     r_n, r_0, r_1, r_2 = r_steps
     BA: gl.constexpr = 16 // BB
     CB: gl.constexpr = V * WARPS
@@ -263,8 +263,8 @@ def add_rows(slots, out_slots, barriers, walk, pointers, extents, y_steps, r_ste
             step = gl.where(over, 0, step)
     if gl.max(gl.max(gl.max((suspect != suspect).to(gl.int32), 2), 1), 0) != 0:
         gl.thread_barrier()  # a row may be stored by other threads
-        masked_rows(dy, weight, dx, c_tile, begin, end, steps, column_tiles, b_tiles, extents, y_steps, r_steps, w_steps,
-                    SPLIT, J * 8, C, K1, K2, P1, P2, BB, CB, WARPS)
+        masked_rows(dy, weight, dx, c_tile, begin, end, steps, column_tiles, b_tiles, extents, y_steps, r_steps,
+                    w_steps, SPLIT, J * 8, C, K1, K2, P1, P2, BB, CB, WARPS)
 
 
 @gluon.jit

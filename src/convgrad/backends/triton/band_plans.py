@@ -11,13 +11,15 @@ import triton.experimental.gluon.language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ...problem import DTYPES, Plan, Problem
+from . import strips
 from .band_input import band_input_kernel
 from .bands import band_weight_kernel
 from .depthwise_plans import channels_last
-from .geometry import Geometry, strides_of
+from .geometry import Geometry, strides_of, turned
 from .launch import INTERPRETED, Launch, Step
 from .numbers_on_device import on_tensors, rounding
 from .slide_plans import Sums
+from .strips import choose_strip
 from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR
 from .tuning import Choice, fields_of
 
@@ -131,9 +133,9 @@ def options(kind: str, geo: Geometry, max_workspace: int | None, bias: bool) -> 
     planes = max(geo.x[0], geo.y[0], geo.kernel[0]) > 1
     best = 4 if kind == "weight" else 2  # strips next to each other, so that lanes read from different banks
     if planes:
-        strips = max(best, 16 // (1 << max(0, geo.batch.bit_length() - 1))) if geo.batch < 16 else best
+        beside = max(best, 16 // (1 << max(0, geo.batch.bit_length() - 1))) if geo.batch < 16 else best
     else:
-        strips = next(b for b in (best, 2, 1) if geo.batch % b == 0)
+        beside = next(b for b in (best, 2, 1) if geo.batch % b == 0)
     columns = geo.y[2] if kind == "weight" else geo.x[2]
     size = 4 * geo.groups * (geo.taps + bias)
     limit = max(WORKSPACE_FLOOR, 2 * size)
@@ -145,7 +147,7 @@ def options(kind: str, geo: Geometry, max_workspace: int | None, bias: bool) -> 
             for lines in range(min(8, geo.kernel[1]), 0, -1) if kind == "weight" else (geo.kernel[1],):
                 if kind == "input" and lines > 8:
                     continue
-                band = Band(j, v, lines, 2, min(strips, 16), 1)
+                band = Band(j, v, lines, 2, min(beside, 16), 1)
                 if registers(kind, geo, band) > MOST_REGISTERS:
                     continue
                 box = 16 * 8 * v * band.warps * 2
@@ -163,12 +165,6 @@ def options(kind: str, geo: Geometry, max_workspace: int | None, bias: bool) -> 
                         continue
                     band = replace(band, STAGES=stages, splits=runs)
                     yield replace(band, seconds=estimate(kind, geo, band, bias))
-                if kind == "weight" and lines < geo.kernel[1] and lines == min(8, geo.kernel[1]):
-                    continue
-
-
-def ranked(kind: str, geo: Geometry, max_workspace: int | None, bias: bool) -> list[Band]:
-    return sorted(options(kind, geo, max_workspace, bias), key=lambda band: band.seconds)
 
 
 def fits(problem: Problem, geo: Geometry) -> bool:
@@ -271,14 +267,32 @@ def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choi
         return None
     kind = "input" if problem.wrt == "input" else "weight"
     bias = "bias" in problem.results
-    if choice is not None:
-        band = Band(**fields_of(choice))
-    else:
-        found = ranked(kind, geo, max_workspace, bias)
-        if not found:
-            return None
-        band = found[0]
+    band = Band(**fields_of(choice)) if choice is not None else faster_than_strips(kind, geo, max_workspace, bias)
+    if band is None:
+        return None
     return input_plan(problem, geo, band) if kind == "input" else weight_plan(problem, geo, band)
+
+
+def faster_than_strips(kind: str, geo: Geometry, max_workspace: int | None, bias: bool) -> Band | None:
+    """The best band where the models expect it to be faster than the best strip."""
+    band = min(options(kind, geo, max_workspace, bias), key=lambda band: band.seconds, default=None)
+    strip = None if band is None else choose_strip(kind, geo, max_workspace, bias)
+    if band is None or strip is None:
+        return band
+    return band if band.seconds < 1e-3 * strips.estimate(kind, turned(geo) if strip.turn else geo, strip) else None
+
+
+def faster_apart(problem: Problem, geo: Geometry, max_workspace: int | None) -> bool:
+    """Whether input and weight gradient, each by bands, are expected to take less time than one pass of strips."""
+    parts = [problem.with_(wrt="input"), problem.with_(wrt="weight")]
+    if not all(fits(part, geo) for part in parts):
+        return False
+    bias = "bias" in problem.results
+    found = [faster_than_strips("input", geo, max_workspace, False),
+             faster_than_strips("weight", geo, max_workspace, bias)]
+    strip = choose_strip("both", geo, max_workspace, bias)
+    return strip is None or sum(band.seconds if band is not None else math.inf for band in found) < \
+        1e-3 * strips.estimate("both", turned(geo) if strip.turn else geo, strip)
 
 
 def or_other(banded: Plan, other: Plan) -> Plan:
@@ -301,7 +315,7 @@ def worth_measuring(problem: Problem, geo: Geometry, count: int = 5) -> list[Ban
     found: list[Band] = []
     shapes: set[tuple[int, ...]] = set()
     kind = "input" if problem.wrt == "input" else "weight"
-    for band in ranked(kind, geo, None, "bias" in problem.results):
+    for band in sorted(options(kind, geo, None, "bias" in problem.results), key=lambda band: band.seconds):
         if (band.J, band.V, band.LINES) not in shapes:
             shapes.add((band.J, band.V, band.LINES))
             found.append(band)

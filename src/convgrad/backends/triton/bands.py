@@ -53,14 +53,16 @@ def load_groups(slots, first, COUNT: gl.constexpr, LAYOUT: gl.constexpr, V: gl.c
 def as_left(low, high, V: gl.constexpr, WARPS: gl.constexpr, MMA: gl.constexpr):
     """Two neighbouring groups as left operand: channel x 16 columns x 16 strips."""
     both = gl.permute(gl.join(low, high), (6, 5, 7, 4, 0, 2, 3, 1))
-    return gl.convert_layout(gl.reshape(both, (V * WARPS, 16, 16)), gl.DotOperandLayout(0, MMA, 2), assert_trivial=True)
+    return gl.convert_layout(gl.reshape(both, (V * WARPS, 16, 16)), gl.DotOperandLayout(0, MMA, 2),
+                             assert_trivial=True)
 
 
 @gluon.jit
 def as_right(group, V: gl.constexpr, WARPS: gl.constexpr, MMA: gl.constexpr):
     """A group as right operand: channel x 16 strips x 8 columns."""
     turned = gl.permute(group, (6, 5, 0, 2, 3, 1, 4))
-    return gl.convert_layout(gl.reshape(turned, (V * WARPS, 16, 8)), gl.DotOperandLayout(1, MMA, 2), assert_trivial=True)
+    return gl.convert_layout(gl.reshape(turned, (V * WARPS, 16, 8)), gl.DotOperandLayout(1, MMA, 2),
+                             assert_trivial=True)
 
 
 @gluon.jit
@@ -73,8 +75,8 @@ def place_of(tile, column_tiles, b_tiles, BA: gl.constexpr, BB: gl.constexpr, CO
 
 @gluon.jit
 def masked_sums(dy, x, out, taps, c_tile, k0, ky, begin, end, steps, column_tiles, b_tiles, extents, y_steps,
-                x_steps, SPLIT: gl.constexpr, COLUMNS: gl.constexpr, C: gl.constexpr, K2: gl.constexpr, P0: gl.constexpr,
-                P1: gl.constexpr, P2: gl.constexpr, BB: gl.constexpr, CB: gl.constexpr, WARPS: gl.constexpr):
+                x_steps, SPLIT: gl.constexpr, COLUMNS: gl.constexpr, C: gl.constexpr, K2: gl.constexpr,
+                P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr, BB: gl.constexpr, CB: gl.constexpr, WARPS: gl.constexpr):
     """The sums of a run again with a mask on every product: a zero of the padding may have met an infinite operand."""
     N, Q0, Q1, Q2, X0, X1, X2 = extents
     y_n, y_0, y_1, y_2 = y_steps
@@ -222,7 +224,8 @@ def sum_rows(slots, barriers, walk, pointers, extents, y_steps, x_steps, place, 
             suspect += gl.where((diagonal + 16 * t < K[2])[None, :], line * 0.0, 0.0)
     if gl.max(gl.max((suspect != suspect).to(gl.int32), 1), 0) != 0:
         masked_sums(dy, x, out, gl.minimum(LINES, K[1] - group * LINES) * K[2], c_tile, k0, group * LINES, begin, end,
-                    steps, column_tiles, b_tiles, extents, y_steps, x_steps, SPLIT, J * 8, C, K[2], P[0], P[1], P[2], BB, CB, WARPS)
+                    steps, column_tiles, b_tiles, extents, y_steps, x_steps, SPLIT, J * 8, C, K[2], P[0], P[1], P[2],
+                    BB, CB, WARPS)
     else:
         for age in gl.static_range(LINES):
             for t in gl.static_range(MT):
@@ -276,6 +279,6 @@ def band_weight_kernel(
         [(sum_rows, (slots, (full, empty), walk, (dy, x, partial), (N, Q0, Q1, Q2, X0, X1, X2), (y_n, y_0, y_1, y_2),
                      (x_n, x_0, x_1, x_2), (c_tile, k0, group, split), turns, C, (K0, K1, K2), (P0, P1, P2), BIAS,
                      LINES, J, XG, MT, SPLIT, BB, STAGES, UNROLL, V, WARPS)),
-         (copy_rows, (x_box, dy_box, slots, (full, empty), walk, c_tile, k0 - P0, N, X1, P1 - group * LINES, P2, J, XG, BA,
-                      BB, STAGES, 16 * 8 * CB * 2))],
+         (copy_rows, (x_box, dy_box, slots, (full, empty), walk, c_tile, k0 - P0, N, X1, P1 - group * LINES, P2, J, XG,
+                      BA, BB, STAGES, 16 * 8 * CB * 2))],
         [1], [24])

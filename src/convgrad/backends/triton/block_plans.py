@@ -155,7 +155,8 @@ def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choi
     splits = -(-all_steps // run)
     constants = {"K1": geo.kernel[1], "K2": geo.kernel[2], "P1": geo.pad[1], "P2": geo.pad[2], "CG": geo.group_in,
                  "WT": tile.WT, "SLOTS": tile.SLOTS} | ({} if is_input else {"DY_SLOTS": 2})
-    common = (geo.batch, *geo.y[1:], *geo.x[1:], column_tiles(problem, geo, tile), steps, all_steps, run, channels // 64)
+    common = (geo.batch, *geo.y[1:], *geo.x[1:], column_tiles(problem, geo, tile), steps, all_steps, run,
+              channels // 64)
 
     def leading(dy: Any, other: Any, result: Any) -> tuple[Any, ...]:
         return (box_of(dy), dy, other, result) if is_input else \

@@ -132,7 +132,7 @@ def add_rows(slots, out_slots, barriers, walk, pointers, extents, y_steps, r_ste
     dy, weight, dx = pointers
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1, 1], [1, 16, 8])
     STORE: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    N, Q1, Q2, X1, X2 = extents
+    N, _, _, X1, X2 = extents
     r_n, r_1, r_2 = r_steps
     image = gl.arange(0, 16, layout=gl.SliceLayout(1, STORE))[:, None]
     offset = image.to(gl.int64) * r_n + gl.arange(0, 64, layout=gl.SliceLayout(0, STORE))[None, :]
@@ -268,7 +268,7 @@ def sum_rows(slots, barriers, walk, pointers, extents, y_steps, x_steps, c_tile,
     """The multiplying warps of the weight gradient: a row of dy a step."""
     x_slots, dy_slots = slots
     full, empty, dy_full, dy_empty = barriers
-    begin, end, steps, column_tiles, all_steps = walk
+    begin, end, _, _, _ = walk
     dy, x, partial = pointers
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1, 1], [1, 16, 8])
     zero = gl.full([4, 16, 16], 0.0, gl.float32, MMA)

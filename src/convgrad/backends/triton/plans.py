@@ -72,6 +72,9 @@ def depthwise_plan(problem: Problem, geo: Geometry, max_workspace: int | None, c
     """One channel per group: kernels of their own, in one pass where that is faster."""
     if choice is not None and choice["kernel"] == "separate":
         raise Unsupported("several results at once: tuning found one kernel each to be faster")
+    if choice is None and "input" in problem.results and len(problem.results) > 1 \
+            and band_plans.faster_apart(problem, geo, max_workspace):
+        raise Unsupported("several results at once: one pass each on the tensor cores is faster by the model")
     banded = band_plans.for_problem(problem, geo, max_workspace, choice)
     if banded is not None:
         return band_plans.or_other(banded, strips_or_plain(problem, geo, max_workspace, None))

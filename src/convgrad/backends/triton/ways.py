@@ -53,12 +53,14 @@ Offer = Callable[[Problem, Geometry, int | None, Choice | None], Way | None]
 
 def gather_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
     """Ways to the output or the input gradient, the fastest first; only the chosen one where there is a choice."""
-    return fastest_first((gather_by_parts, input_by_blocks, by_cells, by_box_lines, by_boxes), problem, geo, max_workspace, choice)
+    offers = (gather_by_parts, input_by_blocks, by_cells, by_box_lines, by_boxes)
+    return fastest_first(offers, problem, geo, max_workspace, choice)
 
 
 def weight_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
     """Ways to the weight gradient, the fastest first; only the chosen one where there is a choice."""
-    return fastest_first((weight_by_parts, weight_by_blocks, by_windows, by_wider, by_lines), problem, geo, max_workspace, choice)
+    offers = (weight_by_parts, weight_by_blocks, by_windows, by_wider, by_lines)
+    return fastest_first(offers, problem, geo, max_workspace, choice)
 
 
 def fastest_first(offers: tuple[Offer, ...], problem: Problem, geo: Geometry, max_workspace: int | None,
