@@ -1,16 +1,24 @@
-"""The walk of the banded depthwise kernels over their tiles, in NumPy; the kernels themselves need a GPU."""
+"""Depthwise bands and blocks of small groups: their walk over tiles in NumPy, the kernels themselves on a GPU."""
 
 from __future__ import annotations
+
+import os
+from typing import Any
 
 import numpy as np
 import pytest
 
 pytest.importorskip("triton")
+import torch
 
-from convgrad.backends.triton import band_plans
+from convgrad.backends.triton import band_plans, block_plans
+from convgrad.backends.triton.candidates import choice_of
 from convgrad.backends.triton.geometry import geometry
+from convgrad.backends.triton.plans import make_plan
 from convgrad.plan import plan
 from convgrad.problem import Problem
+
+ON_GPU = os.environ.get("TRITON_INTERPRET") != "1" and torch.cuda.is_available()
 
 PROBLEMS = (
     "n16 c1 k1 i9x12 w3x3 p1x1 NHWC OHWI", "n20 c1 k1 i11x19 w5x5 p2x2 NHWC OHWI", "n6 c1 k1 i8x8 w7x7 p3x3 NHWC OHWI",
@@ -157,3 +165,86 @@ def input_by_bands(dy: np.ndarray, w: np.ndarray, geo: object, band: band_plans.
                     strips[where] = done[i, j, c]
     assert not np.isnan(strips).any(), "not written"
     return strips.transpose(0, 3, 1, 2).reshape(dx.shape) if walk.split else strips.transpose(0, 3, 1, 2)
+
+
+GROUPED = ("n20 c64 k64 i9x12 w3x3 p1x1 g16 NHWC OHWI", "n16 c64 k64 i7x15 w3x3 p0:2x2:0 g4 NHWC OHWI",
+           "n33 c64 k64 i10x9 w2x4 p1x1 g8 NHWC OHWI", "n5 c64 k64 i40 w5 p2 g32 NLC OLI")
+
+
+@pytest.mark.parametrize("wrt", ["input", "weight"])
+@pytest.mark.parametrize("text", GROUPED)
+def test_walk_of_blocks(text: str, wrt: str) -> None:
+    """Every product of a row of dy with a row of x is met exactly once, whatever the runs."""
+    problem = Problem.parse(f"{wrt}_grad f32 {text}")
+    geo = geometry(problem.conv)
+    (_, k1, k2), (_, p1, p2) = geo.kernel, geo.pad
+    for tile in list(block_plans.options(problem, geo, None))[::5]:
+        tile = block_plans.replace(tile, splits=5)
+        steps, tiles = block_plans.steps_of(problem, geo), block_plans.column_tiles(problem, geo, tile)
+        all_steps, run = block_plans.run_steps(problem, geo, tile)
+        met = np.zeros((geo.batch, *geo.y[1:], *geo.x[1:]), np.int8)
+        for begin in range(0, all_steps, run):
+            for at in range(begin, min(begin + run, all_steps)):
+                tile_at, step = divmod(at, steps)
+                images = slice(tile_at // tiles * 16, tile_at // tiles * 16 + 16)
+                column = tile_at % tiles * tile.WT
+                for a in range(k1):
+                    for b in range(k2):
+                        for w in range(column, column + tile.WT):
+                            if wrt == "input":  # rows of dy: this step's and the k1 - 1 before, in this tile or zeros
+                                o1, o2, i1, i2 = step - a, w + p2 - b, step - p1, w
+                            else:
+                                o1, o2, i1, i2 = step - (k1 - 1), w, step - (k1 - 1) + a - p1, w + b - p2
+                            if 0 <= o1 < geo.y[1] and 0 <= o2 < geo.y[2] and 0 <= i1 < geo.x[1] and 0 <= i2 < geo.x[2]:
+                                met[images, o1, o2, i1, i2] += 1
+                if wrt == "input" and 0 <= step - p1 < geo.x[1]:  # what a tile's first rows find in the slots is zeros
+                    before = [steps + step - a for a in range(k1) if step - a < 0]
+                    assert all(row >= geo.y[1] for row in before) or at < k1
+        for o1, o2, i1, i2 in np.ndindex(*met.shape[1:]):
+            wanted = 0 <= i1 - o1 + p1 < k1 and 0 <= i2 - o2 + p2 < k2
+            assert (met[:, o1, o2, i1, i2] == wanted).all()
+
+
+ON_DEVICE = (
+    "n16 c32 k32 i9x12 w3x3 p1x1 g32 NHWC OHWI", "n20 c40 k40 i11x19 w5x5 p2x2 g40 NHWC OHWI",
+    "n16 c64 k64 i8x8 w7x7 p3x3 g64 NHWC OHWI", "n18 c96 k96 i50 w31 p30:0 g96 NLC OLI",
+    "n5 c16 k16 i20x33 w9x9 p4x4 g16 NHWC OHWI", "n16 c32 k32 i9x13 w5x3 p0:2x2:0 g32 NHWC OHWI",
+    "n3 c32 k32 i6x9x10 w3x3x3 p1x1x1 g32 NDHWC ODHWI", "n4 c32 k32 i5x12x9 w1x3x3 p0x1x1 g32 NDHWC ODHWI",
+    "n20 c64 k64 i9x12 w3x3 p1x1 g16 NHWC OHWI", "n16 c128 k128 i7x15 w3x3 p0:2x2:0 g8 NHWC OHWI",
+    "n33 c64 k64 i10x9 w3x3 p1x1 g8 NHWC OHWI", "n5 c64 k64 i40 w5 p2 g32 NLC OLI",
+)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="Gluon kernels run on a GPU only")
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("wrt", ["input_grad", "weight_grad", "weight_grad+bias_grad"])
+@pytest.mark.parametrize("text", ON_DEVICE)
+def test_kernels_on_the_gpu(text: str, wrt: str, special: bool) -> None:
+    """Sums of small integers are exact; with Inf and NaN in the operands the same elements are not finite."""
+    problem = Problem.parse(f"{wrt} bf16 {text} cuda")
+    geo = geometry(problem.conv)
+    choices = [choice_of("band", band) for band in band_plans.worth_measuring(problem, geo, 4)] or \
+        [choice_of("blocks", tile) for tile in block_plans.worth_measuring(problem, geo, 4)]
+    rng = np.random.default_rng(3)
+    operands = [rng.integers(-2, 3, problem.shape_of_operand(name)).astype(np.float32) for name in problem.operands]
+    if special:
+        for operand in operands:
+            operand.reshape(-1)[rng.integers(0, operand.size, 2)] = np.inf, np.nan
+    expected = []
+    for result in problem.results:
+        part = Problem.parse(f"{result}_grad f32 {text}")
+        expected.append(np.empty(problem.conv.shape_of(result), np.float32))
+        chosen = [operand for name, operand in zip(problem.operands, operands) if name in part.operands]
+        plan(part, backend="reference").run(tuple(chosen), (expected[-1],), None)
+    for choice in choices:
+        results = tuple(on_device(np.full(wanted.shape, 7, np.float32)) for wanted in expected)
+        make_plan(problem, None, choice | {"splits": 3}).run(tuple(map(on_device, operands)), results, None)
+        for wanted, found in zip(expected, results):
+            np.testing.assert_array_equal(found.float().cpu().numpy(), torch.from_numpy(wanted).bfloat16().float())
+
+
+def on_device(array: np.ndarray) -> Any:
+    """A canonical array as a bfloat16 tensor whose channels are neighbours in memory."""
+    order = (0, *range(2, array.ndim), 1) if array.ndim > 1 else (0,)
+    return torch.from_numpy(np.ascontiguousarray(array.transpose(order))).bfloat16().permute(
+        *(order.index(axis) for axis in range(array.ndim))).cuda()

@@ -43,6 +43,7 @@ class Band:
     STAGES: int
     BB: int
     splits: int
+    AHEAD: bool = False  # weight gradient: a step is loaded while the products of the one before are summed
     warps: int = 8
     seconds: float = field(default=0.0, compare=False)
 
@@ -214,7 +215,8 @@ def weight_plan(problem: Problem, geo: Geometry, band: Band) -> Plan:
         xn, _, *xs = strides_of(x)
         constants = {name: value for name, value in geo.constants().items() if name[0] in "KP"} | {
             "C": geo.groups, "BIAS": bias, "LINES": band.LINES, "J": band.J, "SPLIT": walk.split, "BB": band.BB,
-            "STAGES": band.STAGES, "UNROLL": band.LINES, "V": band.V, "WARPS": band.warps}
+            "STAGES": band.STAGES, "AHEAD": band.AHEAD, "UNROLL": band.LINES,
+            "V": band.V, "WARPS": band.warps}
         scalars = (geo.batch, *geo.y, *geo.x, walk.column_tiles, walk.b_tiles, walk.steps,
                    walk.tiles * walk.steps, run_length, channel_tiles, yn, *y, xn, *xs)
         return Launch((channel_tiles * geo.kernel[0] * groups * splits,), scalars, constants, band.warps, 1, leading)
