@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from .bands import bits, place_of
+from .bands import bits, next_slot, place_of
 
 
 @triton.constexpr_function
@@ -55,6 +55,18 @@ def load_rows(slots, first, COUNT: gl.constexpr, LAYOUT: gl.constexpr, V: gl.con
         values = gl.permute(slots.index(first + g).load(LAYOUT), (0, 1, 3, 2, 4))
         groups = groups + (gl.reshape(values, (16, 2, 2, 2, WARPS, V)),)
     return groups
+
+
+@gluon.jit
+def load_step(slots, barriers, slot, round, nil, GROUPS: gl.constexpr, LAYOUT: gl.constexpr, V: gl.constexpr,
+              WARPS: gl.constexpr):
+    """The groups of a row of dy as pairs that start at even groups and at odd ones, each loaded twice: see bands.py."""
+    full, empty = barriers
+    mbarrier.wait(full.index(slot), round)
+    evens = load_rows(slots, slot * GROUPS, GROUPS // 2 * 2, LAYOUT, V, WARPS)
+    odds = load_rows(slots, slot * GROUPS + nil + 1, (GROUPS - 1) // 2 * 2, LAYOUT, V, WARPS)
+    mbarrier.arrive(empty.index(slot))
+    return evens, odds
 
 
 @gluon.jit
@@ -112,10 +124,7 @@ def copy_grads(dy_box, slots, barriers, walk, c_tile, N, LOW: gl.constexpr, J: g
         over = step == steps
         tile += over.to(gl.int32)
         step = gl.where(over, 0, step)
-        slot += 1
-        wrap = (slot == STAGES).to(gl.int32)
-        slot -= wrap * STAGES
-        round ^= wrap
+        slot, round = next_slot(slot, round, STAGES)
 
 
 @gluon.jit
@@ -183,9 +192,8 @@ def in_thread_sum(sums, V: gl.constexpr, WARPS: gl.constexpr):
 def add_rows(slots, out_slots, barriers, walk, pointers, extents, y_steps, r_steps, w_steps, c_tile, turns,
              C: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr, J: gl.constexpr,
              GROUPS: gl.constexpr, MT: gl.constexpr, SPLIT: gl.constexpr, BB: gl.constexpr,
-             STAGES: gl.constexpr, UNROLL: gl.constexpr, V: gl.constexpr, WARPS: gl.constexpr):
+             STAGES: gl.constexpr, AHEAD: gl.constexpr, UNROLL: gl.constexpr, V: gl.constexpr, WARPS: gl.constexpr):
     """The multiplying warps: a row of dy a step, a finished row of dx a step."""
-    full, empty = barriers
     begin, end, column_tiles, b_tiles, steps, start, _ = walk
     dy, weight, dx = pointers
     w_c, w_1, w_2 = w_steps
@@ -214,21 +222,23 @@ def add_rows(slots, out_slots, barriers, walk, pointers, extents, y_steps, r_ste
     suspect = in_thread_sum(zero, V, WARPS)
     tile = start // steps
     step = start % steps
+    a, b, column = place_of(tile, column_tiles, b_tiles, BA, BB, J * 8)
     at = start
     slot = begin * 0
     round = begin * 0
     out_slot = begin * 0
     nil = (column_tiles < 0).to(gl.int32)
+    if AHEAD:
+        more = load_step(slots, barriers, slot, round, nil, GROUPS, LAYOUT, V, WARPS)
+        slot, round = next_slot(slot, round, STAGES)
     for _ in range(0, turns):
         for _ in gl.static_range(UNROLL):
-            mbarrier.wait(full.index(slot), round)
-            evens = load_rows(slots, slot * GROUPS, GROUPS // 2 * 2, LAYOUT, V, WARPS)  # twice: see bands.py
-            odds = load_rows(slots, slot * GROUPS + nil + 1, (GROUPS - 1) // 2 * 2, LAYOUT, V, WARPS)
-            mbarrier.arrive(empty.index(slot))
-            slot += 1
-            wrap = (slot == STAGES).to(gl.int32)
-            slot -= wrap * STAGES
-            round ^= wrap
+            if AHEAD:  # the next step is loaded while products are summed
+                evens, odds = more
+                more = load_step(slots, barriers, slot, round, nil, GROUPS, LAYOUT, V, WARPS)
+            else:
+                evens, odds = load_step(slots, barriers, slot, round, nil, GROUPS, LAYOUT, V, WARPS)
+            slot, round = next_slot(slot, round, STAGES)
             for j in gl.static_range(J):
                 for t in gl.static_range(MT):
                     if j % 2 == 0:
@@ -243,7 +253,6 @@ def add_rows(slots, out_slots, barriers, walk, pointers, extents, y_steps, r_ste
                 value = gl.permute(gl.reshape(acc[j].to(dx.dtype.element_ty), (V, WARPS, BA, BB, 8)), (2, 4, 3, 1, 0))
                 out_slots.index(out_slot * J + j).store(gl.reshape(value, (BA, 1, 8, BB, CB)))
             gl.thread_barrier()
-            a, b, column = place_of(tile, column_tiles, b_tiles, BA, BB, J * 8)
             i = step - P1
             n = a * BB + b if SPLIT else a
             plane = b * 0 if SPLIT else b
@@ -259,8 +268,10 @@ def add_rows(slots, out_slots, barriers, walk, pointers, extents, y_steps, r_ste
             at += 1
             step += 1
             over = step == steps
-            tile += over.to(gl.int32)
             step = gl.where(over, 0, step)
+            if over:
+                tile += 1
+                a, b, column = place_of(tile, column_tiles, b_tiles, BA, BB, J * 8)
     if gl.max(gl.max(gl.max((suspect != suspect).to(gl.int32), 2), 1), 0) != 0:
         gl.thread_barrier()  # a row may be stored by other threads
         masked_rows(dy, weight, dx, c_tile, begin, end, steps, column_tiles, b_tiles, extents, y_steps, r_steps,
@@ -272,7 +283,7 @@ def band_input_kernel(
         dy_box, dy, weight, dx, N, X0, Q1, Q2, X1, X2, column_tiles, b_tiles, steps, all_steps, run,
         channel_tiles, y_n, y_0, y_1, y_2, r_n, r_0, r_1, r_2, w_c, w_1, w_2,
         C: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr, J: gl.constexpr,
-        SPLIT: gl.constexpr, BB: gl.constexpr, STAGES: gl.constexpr,
+        SPLIT: gl.constexpr, BB: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr,
         UNROLL: gl.constexpr, V: gl.constexpr, WARPS: gl.constexpr):
     """dx of a run of steps (see band_weight_kernel); a row of dx needs the K1 - 1 steps before its own."""
     CB: gl.constexpr = V * WARPS
@@ -293,11 +304,11 @@ def band_input_kernel(
     for s in gl.static_range(STAGES):
         mbarrier.init(full.index(s), count=1)
         mbarrier.init(empty.index(s), count=1)
-    walk = (begin, end, column_tiles, b_tiles, steps, start, turns * UNROLL)
+    walk = (begin, end, column_tiles, b_tiles, steps, start, turns * UNROLL + AHEAD)
     gl.warp_specialize(
         [(add_rows, (slots, out_slots, (full, empty), walk, (dy, weight, dx), (N, X0, Q1, Q2, X1, X2),
                      (y_n, y_0, y_1, y_2), (r_n, r_0, r_1, r_2), (w_c, w_1, w_2), c_tile, turns, C, K1, K2, P1, P2, J,
-                     GROUPS, MT, SPLIT, BB, STAGES, UNROLL, V, WARPS)),
+                     GROUPS, MT, SPLIT, BB, STAGES, AHEAD, UNROLL, V, WARPS)),
          (copy_grads, (dy_box, slots, (full, empty), walk, c_tile, N, P2 - K2 + 1, J, GROUPS, BA, BB, STAGES,
                        16 * 8 * CB * 2))],
         [1], [24])

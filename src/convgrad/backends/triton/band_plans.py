@@ -30,6 +30,7 @@ PRODUCT_CYCLES = 7.0  # of a tensor core
 CACHE_BYTES = 4.5e12
 MEMORY_BYTES = 3.6e12
 LAUNCH_SECONDS = 5e-6
+WHOLE_TILE = 4  # steps of a tile that is not divided between runs where it has neighbours
 STEP_CYCLES = 120.0  # of a step that does nothing
 
 
@@ -43,7 +44,7 @@ class Band:
     STAGES: int
     BB: int
     splits: int
-    AHEAD: bool = False  # weight gradient: a step is loaded while the products of the one before are summed
+    AHEAD: bool = False  # a step is loaded while the products of the one before are summed
     warps: int = 8
     seconds: float = field(default=0.0, compare=False)
 
@@ -88,8 +89,12 @@ def walk_of(kind: str, geo: Geometry, band: Band, bias: bool) -> Walk:
 
 
 def run_steps(walk: Walk, band: Band, bias: bool) -> int:
-    """Steps of a run; with the bias gradient whole tiles, since the steps before a run would count twice."""
-    if bias:
+    """Steps of a run.
+
+    Whole tiles with the bias gradient, since the steps before a run would count twice, and where tiles are neighbours:
+    programs that run at the same time then read the same rows, and what two tiles read comes from memory once.
+    """
+    if bias or (walk.column_tiles > 1 and walk.steps >= WHOLE_TILE):
         return -(-walk.tiles // min(walk.tiles, band.splits)) * walk.steps
     return -(-walk.tiles * walk.steps // band.splits)
 
@@ -160,8 +165,11 @@ def options(kind: str, geo: Geometry, max_workspace: int | None, bias: bool) -> 
                 walk = walk_of(kind, geo, band, bias)
                 sets = -(-geo.groups // (v * band.warps)) * (
                     geo.kernel[0] * -(-geo.kernel[1] // lines) if kind == "weight" else 1)
-                for waves in (1, 2, 3):
-                    runs = max(1, min(walk.tiles * walk.steps // lines, waves * MULTIPROCESSORS // sets))
+                counts = {max(1, min(walk.tiles * walk.steps // lines, waves * MULTIPROCESSORS // sets))
+                          for waves in (1, 2, 3)}
+                if walk.column_tiles > 1 and walk.steps >= WHOLE_TILE and walk.tiles * sets >= MULTIPROCESSORS:
+                    counts = {walk.tiles}
+                for runs in sorted(counts):
                     if kind == "weight" and runs * size > limit:
                         continue
                     band = replace(band, STAGES=stages, splits=runs)
@@ -249,7 +257,7 @@ def input_plan(problem: Problem, geo: Geometry, band: Band) -> Plan:
         wc, _, _, w1, w2 = strides_of(weight)
         constants = {"C": geo.groups, "K1": geo.kernel[1], "K2": geo.kernel[2], "P1": geo.pad[1], "P2": geo.pad[2],
                      "J": band.J, "SPLIT": walk.split, "BB": band.BB, "STAGES": band.STAGES,
-                     "UNROLL": geo.kernel[1], "V": band.V, "WARPS": band.warps}
+                     "AHEAD": band.AHEAD, "UNROLL": geo.kernel[1], "V": band.V, "WARPS": band.warps}
         scalars = (geo.batch, geo.x[0], *geo.y[1:], *geo.x[1:], walk.column_tiles, walk.b_tiles, walk.steps,
                    walk.tiles * walk.steps, run_length, channel_tiles, yn, *y, rn, *r, wc, w1, w2)
         return Launch((programs,), scalars, constants, band.warps, 1, leading)

@@ -67,9 +67,11 @@ def column_tiles(problem: Problem, geo: Geometry, tile: BlockTile) -> int:
 
 
 def run_steps(problem: Problem, geo: Geometry, tile: BlockTile) -> tuple[int, int]:
-    """Steps of all tiles, and of a run."""
-    steps = -(-geo.batch // 16) * column_tiles(problem, geo, tile) * steps_of(problem, geo)
-    return steps, -(-steps // tile.splits)
+    """Steps of all tiles, and of a run: of whole tiles where there are runs enough (see band_plans.run_steps)."""
+    tiles, rows = -(-geo.batch // 16) * column_tiles(problem, geo, tile), steps_of(problem, geo)
+    if tile.splits == tiles:
+        return tiles * rows, rows
+    return tiles * rows, -(-tiles * rows // tile.splits)
 
 
 def estimate(problem: Problem, geo: Geometry, tile: BlockTile) -> float:
@@ -97,9 +99,9 @@ def options(problem: Problem, geo: Geometry, max_workspace: int | None) -> Itera
         slots = min(geo.kernel[1] + 2, (SHARED_BYTES // COLUMN_BYTES - beside) // (columns + geo.kernel[2] - 1))
         if slots < geo.kernel[1] + 1:
             continue
-        for waves in (1, 2):
-            steps, _ = run_steps(problem, geo, BlockTile(columns, slots, 1))
-            runs = max(1, min(waves * TOGETHER * MULTIPROCESSORS // sets, steps // (2 * geo.kernel[1])))
+        steps, rows = run_steps(problem, geo, BlockTile(columns, slots, 1))[0], steps_of(problem, geo)
+        for runs in {max(1, min(waves * TOGETHER * MULTIPROCESSORS // sets, steps // (2 * geo.kernel[1])))
+                     for waves in (1, 2)} | {steps // rows}:
             tile = BlockTile(columns, slots, runs)
             if problem.wrt == "weight" and runs * size > limit:
                 continue
