@@ -12,7 +12,7 @@ from ...problem import Problem
 from . import box_plans
 from .box_line_tiles import BoxLineTile, best_tiles, choose, tile_count, units_of, work_of
 from .box_lines import box_lines_kernel
-from .box_places import add_parts_kernel
+from .box_places import add_box_parts_kernel
 from .descriptors import BoxDescriptor
 from .direct import KNOWN_TRITON
 from .geometry import Geometry, Three, strides_of
@@ -253,4 +253,4 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
         return Launch((rest, tile.BM // few), (tile.whole, geo.batch, *to_extents, *boxes, turn, rn, *r),
                       {**constants, "RALIGN": ralign, "FEW": few, "WARPS": 4}, 4, 1)
 
-    return BoxLines(problem, geo, tile, copies, Step(box_lines_kernel, write), Step(add_parts_kernel, add))
+    return BoxLines(problem, geo, tile, copies, Step(box_lines_kernel, write), Step(add_box_parts_kernel, add))

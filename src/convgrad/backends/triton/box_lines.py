@@ -342,7 +342,7 @@ def box_lines_kernel(
     """UNITS of 8 rows make a slot of the source, LINE_UNITS the distance of two taps that share a box.
 
     PATCH: windows lie side by side. Columns are all (tap, channel) pairs, and there is one slot, whatever the stride.
-    Tiles from `whole` on are summed in PARTS parts, which go to `parts` and are added by `add_parts_kernel`.
+    Tiles from `whole` on are summed in PARTS parts, which go to `parts` and are added by `add_box_parts_kernel`.
     """
     ROWS: gl.constexpr = PN * B0 * B1 * B2
     BESIDE: gl.constexpr = (HN, H0, H1, H2)

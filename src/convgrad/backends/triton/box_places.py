@@ -177,7 +177,7 @@ def result_columns(column, group, steps, STRIDE: gl.constexpr, COL: gl.constexpr
 
 
 @gluon.jit
-def add_parts_kernel(
+def add_box_parts_kernel(
         parts, result, whole, N, R0, R1, R2, boxes_n, boxes_0, boxes_1, boxes_2, turn, rn, r0, r1, r2,
         RALIGN: gl.constexpr,
         K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,

@@ -101,11 +101,15 @@ def folds(geo: Geometry) -> list[int]:
 
 
 def group_counts(geo: Geometry) -> list[int]:
-    """How many groups may share a tile."""
+    """How many groups may share a tile: where there are several tiles, each starts at a multiple of 16 bytes of dy.
+
+    Copies that started between two such places ended with an illegal instruction on an H200.
+    """
     if geo.groups == 1:
         return [1]
     return [count for count in range(1, geo.groups + 1)
-            if geo.groups % count == 0 and (count == 1 or count * max(geo.group_in, geo.group_out) <= 64)]
+            if geo.groups % count == 0 and (count == 1 or count * max(geo.group_in, geo.group_out) <= 64)
+            and (count == geo.groups or count * geo.group_out % 8 == 0)]
 
 
 def all_cells(geo: Geometry, max_workspace: int | None) -> Iterator[CellTile]:

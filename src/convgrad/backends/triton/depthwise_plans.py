@@ -14,9 +14,9 @@ from .geometry import Geometry, needs_wide, turned
 from .geometry import strides_of as strides_in_order
 from .launch import Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import STORED_8BIT, arithmetic, on_tensors, scratch, table_for
+from .part_sums import reduce_kernel
 from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR, reduce_tile
 from .tuning import Choice, fields_of
-from .weight import reduce_kernel
 
 THREADS = 128
 FUSED_TAPS = 9  # most taps whose sums a thread can hold beside the input gradient

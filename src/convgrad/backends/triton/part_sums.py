@@ -1,10 +1,22 @@
-"""Adding the parts of a weight gradient that several programs summed, in a fixed order."""
+"""Adding the parts of a weight or bias gradient that several programs summed, in a fixed order."""
 
 # mypy: ignore-errors
 import triton
 import triton.language as tl
 
 from .elements import wide
+
+
+@triton.jit
+def sum_of_parts(partial, element, there, size, splits, BS: tl.constexpr, BE: tl.constexpr):
+    """Elements of `splits` arrays of `size`, which lie one after the other, added in order, BS arrays at a time."""
+    acc = tl.zeros([BE], dtype=partial.dtype.element_ty)
+    for first in range(0, splits, BS):
+        split = first + tl.arange(0, BS)
+        part = tl.load(partial + split.to(tl.int64)[:, None] * size + element[None, :],
+                       mask=(split < splits)[:, None] & there[None, :], other=0.0)
+        acc += tl.sum(part, 0)
+    return acc
 
 
 @triton.jit
@@ -18,16 +30,12 @@ def add_parts_kernel(partial, result, size, splits, r_o, r_i, r_0, r_1, r_2, INN
     """
     element = wide(tl.program_id(0), WIDE) * BE + tl.arange(0, BE)
     there = element < size
-    acc = tl.zeros([BE], dtype=partial.dtype.element_ty)
     if FEW > 0:
+        acc = tl.zeros([BE], dtype=partial.dtype.element_ty)
         for split in tl.static_range(FEW):
             acc += tl.load(partial + tl.full([], split, tl.int64) * size + element, mask=there, other=0.0)
     else:
-        for first in range(0, splits, BS):
-            split = first + tl.arange(0, BS)
-            part = tl.load(partial + split.to(tl.int64)[:, None] * size + element[None, :],
-                           mask=(split < splits)[:, None] & there[None, :], other=0.0)
-            acc += tl.sum(part, 0)
+        acc = sum_of_parts(partial, element, there, size, splits, BS, BE)
     i = element % INNER
     rest = element // INNER
     t2 = rest % A2
@@ -38,3 +46,37 @@ def add_parts_kernel(partial, result, size, splits, r_o, r_i, r_0, r_1, r_2, INN
     o = rest // A0
     tl.store(result + o.to(tl.int64) * r_o + i * r_i + t0 * r_0 + t1 * r_1 + t2 * r_2,
              acc.to(result.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def reduce_kernel(partial, result, size, SPLITS, INNER, A1, A2, A3, r_o, r_i, r_0, r_1, r_2,
+                  BS: tl.constexpr, BE: tl.constexpr):
+    """Add SPLITS partial arrays of `size` float32 in order; element (o, t0, t1, t2, i), i fastest, goes by strides."""
+    element = tl.program_id(0).to(tl.int64) * BE + tl.arange(0, BE)
+    there = element < size
+    acc = sum_of_parts(partial, element, there, size, SPLITS, BS, BE)
+    i = element % INNER
+    rest = element // INNER
+    t2 = rest % A3
+    rest = rest // A3
+    t1 = rest % A2
+    rest = rest // A2
+    t0 = rest % A1
+    o = rest // A1
+    tl.store(result + o * r_o + i * r_i + t0 * r_0 + t1 * r_1 + t2 * r_2, acc.to(result.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def reduce_taps_kernel(partial, dw, db, size, SPLITS, C, A1, A2, A3, w_c, w_0, w_1, w_2, b_c, BIAS: tl.constexpr,
+                       BS: tl.constexpr, BE: tl.constexpr):
+    """Add SPLITS partial arrays (tap, channel) in order; after the last tap comes, with BIAS, the bias gradient."""
+    element = tl.program_id(0) * BE + tl.arange(0, BE)
+    there = element < size
+    acc = sum_of_parts(partial, element, there, size, SPLITS, BS, BE)
+    c = element % C
+    tap = element // C
+    is_tap = tap < A1 * A2 * A3
+    at = c * w_c + (tap // (A2 * A3)) * w_0 + ((tap // A3) % A2) * w_1 + (tap % A3) * w_2
+    tl.store(dw + at, acc.to(dw.dtype.element_ty), mask=there & is_tap)
+    if BIAS:
+        tl.store(db + c * b_c, acc.to(db.dtype.element_ty), mask=there & ~is_tap)

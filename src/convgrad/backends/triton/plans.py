@@ -15,6 +15,7 @@ from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
 from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import STORED_8BIT, arithmetic, on_tensors, operand_bytes, scratch, table_for
+from .part_sums import reduce_kernel
 from .tiles import (
     MULTIPROCESSORS,
     WORKSPACE_FLOOR,
@@ -27,7 +28,7 @@ from .tiles import (
 )
 from .tuning import Choice, fields_of, tuned
 from .ways import Way, add_step, gather_ways, weight_ways
-from .weight import bias_kernel, reduce_kernel, weight_kernel
+from .weight import bias_kernel, weight_kernel
 
 
 def make_plan(problem: Problem, max_workspace: int | None, choice: Choice | None = None) -> Plan:

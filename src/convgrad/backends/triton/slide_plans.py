@@ -11,12 +11,12 @@ from .depthwise_plans import channels_last, tap_major
 from .geometry import Geometry, strides_of, turned
 from .launch import INTERPRETED, Launch, Step, aligned_strides
 from .numbers_on_device import on_tensors, rounding, scratch
+from .part_sums import reduce_taps_kernel
 from .slide import slide_input_kernel, tall_input_kernel
 from .slide_weight import slide_both_kernel, slide_weight_kernel
 from .strips import SHARED, Strip, bias_rides, choose_strip, estimate, ranked
 from .tiles import reduce_tile
 from .tuning import Choice, fields_of
-from .weight import reduce_taps_kernel
 
 MOST_MEASURED = 8  # strips that tuning measures for a problem, without and with shared memory
 

@@ -89,7 +89,7 @@ def choose_gather(geo: Geometry, is_input: bool, itemsize: int) -> GatherTile:
     """Pick the tile with the lowest estimated time for the output (or the input gradient)."""
     gp = groups_per_tile(geo)
     red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
-    pack = is_input and gp == 1 and geo.groups == 1 and geo.phases > 1 and pays_to_pack(geo)
+    pack = is_input and packs_phases(geo)
     slots = math.prod(geo.span) if pack else geo.taps if not is_input else \
         math.prod(-(-k // (s // g)) for k, s, g in zip(geo.kernel, geo.stride, geo.common))
     columns = col * gp * (geo.phases if pack else 1)
@@ -122,8 +122,13 @@ def choose_gather(geo: Geometry, is_input: bool, itemsize: int) -> GatherTile:
     return GatherTile(bm, bn, cb, ts, gp, pack, flat, warps, stages)
 
 
-def pays_to_pack(geo: Geometry) -> bool:
-    """Packing phases as columns multiplies by some zeros; it pays when one phase alone leaves a tile mostly empty."""
+def packs_phases(geo: Geometry) -> bool:
+    """Whether the phases of the input gradient are packed as columns of one product.
+
+    That multiplies by some zeros; it pays when one phase alone leaves a tile mostly empty.
+    """
+    if geo.groups > 1 or geo.phases == 1:
+        return False
     zeros = math.prod(geo.span) * geo.phases / geo.taps
     alone = max(16, geo.group_in) / geo.group_in
     return (zeros < alone and geo.group_in < 32) or (zeros == 1 and geo.group_in < 64)

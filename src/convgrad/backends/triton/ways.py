@@ -29,7 +29,7 @@ from .geometry import Geometry, strides_of
 from .launch import Launch, Step
 from .numbers_on_device import scratch
 from .part_sums import add_parts_kernel
-from .tiles import MULTIPROCESSORS, choose_gather, reduce_tile
+from .tiles import MULTIPROCESSORS, packs_phases, reduce_tile
 from .tuning import Choice, fields_of
 
 Operands = tuple[Any, ...]
@@ -153,8 +153,7 @@ def by_boxes(problem: Problem, geo: Geometry, max_workspace: int | None, choice:
 
 def worth_boxes(problem: Problem, geo: Geometry) -> bool:
     """Whether columns fill a tile without the phases of several positions packed into one."""
-    return box_plans.is_patch(problem, geo) or not choose_gather(
-        geo, problem.wrt == "input", DTYPES[problem.dtype][1]).PACK
+    return box_plans.is_patch(problem, geo) or problem.wrt != "input" or not packs_phases(geo)
 
 
 def gather_by_parts(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:

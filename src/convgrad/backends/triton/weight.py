@@ -1,7 +1,7 @@
 """Kernels for the weight gradient and the bias gradient: sums over all output pixels, split among programs.
 
 A tile holds output channels times (tap, input channel) columns. Every program sums its own run of pixels; with more
-than one run the float32 partial sums go to the workspace and `reduce_kernel` adds them in the order of the runs.
+than one run the float32 partial sums go to the workspace and `part_sums.py` adds them in the order of the runs.
 """
 
 # mypy: ignore-errors
@@ -186,50 +186,6 @@ def weight_kernel(
         if GP > 1:
             keep = keep & ((k // KG)[:, None] == column_group[None, :])
     tl.store(result + where, acc.to(result.dtype.element_ty), mask=keep)
-
-
-@triton.jit
-def reduce_kernel(partial, result, size, SPLITS, INNER, A1, A2, A3, r_o, r_i, r_0, r_1, r_2,
-                  BS: tl.constexpr, BE: tl.constexpr):
-    """Add SPLITS partial arrays of `size` float32 in order; element (o, t0, t1, t2, i), i fastest, goes by strides."""
-    element = tl.program_id(0).to(tl.int64) * BE + tl.arange(0, BE)
-    there = element < size
-    acc = tl.zeros([BE], dtype=partial.dtype.element_ty)
-    for first in range(0, SPLITS, BS):
-        split = first + tl.arange(0, BS)
-        part = tl.load(partial + split.to(tl.int64)[:, None] * size + element[None, :],
-                       mask=(split < SPLITS)[:, None] & there[None, :], other=0.0)
-        acc += tl.sum(part, 0)
-    i = element % INNER
-    rest = element // INNER
-    t2 = rest % A3
-    rest = rest // A3
-    t1 = rest % A2
-    rest = rest // A2
-    t0 = rest % A1
-    o = rest // A1
-    tl.store(result + o * r_o + i * r_i + t0 * r_0 + t1 * r_1 + t2 * r_2, acc.to(result.dtype.element_ty), mask=there)
-
-
-@triton.jit
-def reduce_taps_kernel(partial, dw, db, size, SPLITS, C, A1, A2, A3, w_c, w_0, w_1, w_2, b_c, BIAS: tl.constexpr,
-                       BS: tl.constexpr, BE: tl.constexpr):
-    """Add SPLITS partial arrays (tap, channel) in order; after the last tap comes, with BIAS, the bias gradient."""
-    element = tl.program_id(0) * BE + tl.arange(0, BE)
-    there = element < size
-    acc = tl.zeros([BE], dtype=partial.dtype.element_ty)
-    for first in range(0, SPLITS, BS):
-        split = first + tl.arange(0, BS)
-        part = tl.load(partial + split.to(tl.int64)[:, None] * size + element[None, :],
-                       mask=(split < SPLITS)[:, None] & there[None, :], other=0.0)
-        acc += tl.sum(part, 0)
-    c = element % C
-    tap = element // C
-    is_tap = tap < A1 * A2 * A3
-    at = c * w_c + (tap // (A2 * A3)) * w_0 + ((tap // A3) % A2) * w_1 + (tap % A3) * w_2
-    tl.store(dw + at, acc.to(dw.dtype.element_ty), mask=there & is_tap)
-    if BIAS:
-        tl.store(db + c * b_c, acc.to(db.dtype.element_ty), mask=there & ~is_tap)
 
 
 @triton.jit
