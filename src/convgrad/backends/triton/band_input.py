@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from .bands import bits, next_slot, place_of
+from .bands import bits, next_slot, place_of, release
 
 
 @triton.constexpr_function
@@ -58,14 +58,12 @@ def load_rows(slots, first, COUNT: gl.constexpr, LAYOUT: gl.constexpr, V: gl.con
 
 
 @gluon.jit
-def load_step(slots, barriers, slot, round, nil, GROUPS: gl.constexpr, LAYOUT: gl.constexpr, V: gl.constexpr,
+def load_step(slots, full, slot, round, nil, GROUPS: gl.constexpr, LAYOUT: gl.constexpr, V: gl.constexpr,
               WARPS: gl.constexpr):
     """The groups of a row of dy as pairs that start at even groups and at odd ones, each loaded twice: see bands.py."""
-    full, empty = barriers
     mbarrier.wait(full.index(slot), round)
     evens = load_rows(slots, slot * GROUPS, GROUPS // 2 * 2, LAYOUT, V, WARPS)
     odds = load_rows(slots, slot * GROUPS + nil + 1, (GROUPS - 1) // 2 * 2, LAYOUT, V, WARPS)
-    mbarrier.arrive(empty.index(slot))
     return evens, odds
 
 
@@ -194,6 +192,7 @@ def add_rows(slots, out_slots, barriers, walk, pointers, extents, y_steps, r_ste
              GROUPS: gl.constexpr, MT: gl.constexpr, SPLIT: gl.constexpr, BB: gl.constexpr,
              STAGES: gl.constexpr, AHEAD: gl.constexpr, UNROLL: gl.constexpr, V: gl.constexpr, WARPS: gl.constexpr):
     """The multiplying warps: a row of dy a step, a finished row of dx a step."""
+    full, empty = barriers
     begin, end, column_tiles, b_tiles, steps, start, _ = walk
     dy, weight, dx = pointers
     w_c, w_1, w_2 = w_steps
@@ -229,16 +228,15 @@ def add_rows(slots, out_slots, barriers, walk, pointers, extents, y_steps, r_ste
     out_slot = begin * 0
     nil = (column_tiles < 0).to(gl.int32)
     if AHEAD:
-        more = load_step(slots, barriers, slot, round, nil, GROUPS, LAYOUT, V, WARPS)
-        slot, round = next_slot(slot, round, STAGES)
+        more = load_step(slots, full, slot, round, nil, GROUPS, LAYOUT, V, WARPS)
+        slot, round = release(empty, slot, round, STAGES)
     for _ in range(0, turns):
         for _ in gl.static_range(UNROLL):
             if AHEAD:  # the next step is loaded while products are summed
                 evens, odds = more
-                more = load_step(slots, barriers, slot, round, nil, GROUPS, LAYOUT, V, WARPS)
+                more = load_step(slots, full, slot, round, nil, GROUPS, LAYOUT, V, WARPS)
             else:
-                evens, odds = load_step(slots, barriers, slot, round, nil, GROUPS, LAYOUT, V, WARPS)
-            slot, round = next_slot(slot, round, STAGES)
+                evens, odds = load_step(slots, full, slot, round, nil, GROUPS, LAYOUT, V, WARPS)
             for j in gl.static_range(J):
                 for t in gl.static_range(MT):
                     if j % 2 == 0:
@@ -252,6 +250,7 @@ def add_rows(slots, out_slots, barriers, walk, pointers, extents, y_steps, r_ste
                 suspect += in_thread_sum(acc[j], V, WARPS) * 0.0
                 value = gl.permute(gl.reshape(acc[j].to(dx.dtype.element_ty), (V, WARPS, BA, BB, 8)), (2, 4, 3, 1, 0))
                 out_slots.index(out_slot * J + j).store(gl.reshape(value, (BA, 1, 8, BB, CB)))
+            slot, round = release(empty, slot, round, STAGES)
             gl.thread_barrier()
             i = step - P1
             n = a * BB + b if SPLIT else a

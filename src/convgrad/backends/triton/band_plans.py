@@ -25,13 +25,16 @@ from .tuning import Choice, fields_of
 
 SHARED_BYTES = 200 * 1024  # of a program
 MOST_REGISTERS = 236  # of a thread
-CLOCK = 1.7e9
+CLOCK = 1.35e9  # as if: what the phases of a step leave of it
 PRODUCT_CYCLES = 7.0  # of a tensor core
 CACHE_BYTES = 4.5e12
 MEMORY_BYTES = 3.6e12
 LAUNCH_SECONDS = 5e-6
-WHOLE_TILE = 4  # steps of a tile that is not divided between runs where it has neighbours
-STEP_CYCLES = 120.0  # of a step that does nothing
+WHOLE_TILE = 24  # steps of a tile that is not divided between runs where it has neighbours
+LOAD_CYCLES = 4.0  # of a load from shared memory
+STEP_CYCLES = 150.0  # of a step that does nothing
+STORE_CYCLES = 75.0  # of a group of columns of dx, for each channel of a thread
+PROGRAM_SECONDS = 1.5e-6
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Band:
     STAGES: int
     BB: int
     splits: int
-    AHEAD: bool = False  # a step is loaded while the products of the one before are summed
+    AHEAD: bool = False  # input gradient: a step is loaded while the products of the one before are summed
     warps: int = 8
     seconds: float = field(default=0.0, compare=False)
 
@@ -119,19 +122,21 @@ def estimate(kind: str, geo: Geometry, band: Band, bias: bool) -> float:
     sets = channel_tiles * (geo.kernel[0] * -(-geo.kernel[1] // band.LINES) if kind == "weight" else 1)
     run = run_steps(walk, band, bias)
     programs = sets * -(-walk.tiles * walk.steps // run)
-    run += lines - 1  # rows that a run needs of the steps before
+    run += lines - 1 if run % walk.steps else 0  # rows that a run needs of the steps before
     waves = -(-programs // MULTIPROCESSORS)
     first, second = groups_of(kind, geo, band)
     wide = products_wide(geo)
     products = band.warps * band.V * lines * wide * band.J * PRODUCT_CYCLES / 4
-    loads = band.warps * 4 * (2 * (band.J + 2 * wide - 2) + band.J) * 4
-    cycles = max(products, loads) + STEP_CYCLES
+    loads = band.warps * 4 * (2 * (band.J + 2 * wide - 2) + (band.J if kind == "weight" else 0)) * LOAD_CYCLES
+    cycles = (max(products, loads) if band.AHEAD else products + loads) + STEP_CYCLES
+    if kind == "input":
+        cycles += STORE_CYCLES * band.J * band.V
     box = 16 * 8 * band.V * band.warps * 2
-    issue = waves * run * cycles / CLOCK
+    issue = waves * (run * cycles / CLOCK + PROGRAM_SECONDS)
     cache = programs * run * (first + second) * box / CACHE_BYTES
     elements = geo.batch * geo.groups * (math.prod(geo.x) + math.prod(geo.y))
     memory = 2 * elements * (1 + 0.2 * (geo.kernel[0] - 1)) / MEMORY_BYTES
-    return math.hypot(issue, max(cache, memory)) + LAUNCH_SECONDS * (2 if kind == "weight" else 1)
+    return (issue**3 + max(cache, memory)**3)**(1 / 3) + LAUNCH_SECONDS * (2 if kind == "weight" else 1)
 
 
 def options(kind: str, geo: Geometry, max_workspace: int | None, bias: bool) -> Iterator[Band]:
@@ -153,7 +158,7 @@ def options(kind: str, geo: Geometry, max_workspace: int | None, bias: bool) -> 
             for lines in range(min(8, geo.kernel[1]), 0, -1) if kind == "weight" else (geo.kernel[1],):
                 if kind == "input" and lines > 8:
                     continue
-                band = Band(j, v, lines, 2, min(beside, 16), 1)
+                band = Band(j, v, lines, 2, min(beside, 16), 1, kind == "input" and lines > 3)
                 if registers(kind, geo, band) > MOST_REGISTERS:
                     continue
                 box = 16 * 8 * v * band.warps * 2
@@ -223,7 +228,7 @@ def weight_plan(problem: Problem, geo: Geometry, band: Band) -> Plan:
         xn, _, *xs = strides_of(x)
         constants = {name: value for name, value in geo.constants().items() if name[0] in "KP"} | {
             "C": geo.groups, "BIAS": bias, "LINES": band.LINES, "J": band.J, "SPLIT": walk.split, "BB": band.BB,
-            "STAGES": band.STAGES, "AHEAD": band.AHEAD, "UNROLL": band.LINES,
+            "STAGES": band.STAGES, "UNROLL": band.LINES,
             "V": band.V, "WARPS": band.warps}
         scalars = (geo.batch, *geo.y, *geo.x, walk.column_tiles, walk.b_tiles, walk.steps,
                    walk.tiles * walk.steps, run_length, channel_tiles, yn, *y, xn, *xs)

@@ -16,7 +16,7 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 
 @triton.constexpr_function
@@ -156,29 +156,25 @@ def next_slot(slot, round, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def load_step(slots, barriers, slot, round, nil, J: gl.constexpr, XG: gl.constexpr, LAYOUT: gl.constexpr,
-              V: gl.constexpr, WARPS: gl.constexpr):
-    """The groups of a step: of dy, and of x as pairs that start at even groups and at odd ones.
+def release(empty, slot, round, STAGES: gl.constexpr):
+    """Give a slot back to the copies once all has been read from it; returns the next one.
 
-    NOTE: a group of x is loaded once for each of the two operands that it is a part of, from an address that the
-    compiler cannot see to be the same: operands that share registers make it copy them for every product.
+    Loads that are still under way are not ordered with what the copy engine writes, and zeros outside a tensor it
+    writes at once: without the fence some warps read the next rows.
     """
-    x_slots, dy_slots = slots
-    full, empty = barriers
-    mbarrier.wait(full.index(slot), round)
-    grads = load_groups(dy_slots, slot * J, J, LAYOUT, V, WARPS)
-    evens = load_groups(x_slots, slot * XG, XG // 2 * 2, LAYOUT, V, WARPS)
-    odds = load_groups(x_slots, slot * XG + nil + 1, (XG - 1) // 2 * 2, LAYOUT, V, WARPS)
+    fence_async_shared()
     mbarrier.arrive(empty.index(slot))
-    return grads, evens, odds
+    return next_slot(slot, round, STAGES)
 
 
 @gluon.jit
 def sum_rows(slots, barriers, walk, pointers, extents, y_steps, x_steps, place, turns,
              C: gl.constexpr, K: gl.constexpr, P: gl.constexpr, BIAS: gl.constexpr, LINES: gl.constexpr,
              J: gl.constexpr, XG: gl.constexpr, MT: gl.constexpr, SPLIT: gl.constexpr, BB: gl.constexpr,
-             STAGES: gl.constexpr, AHEAD: gl.constexpr, UNROLL: gl.constexpr, V: gl.constexpr, WARPS: gl.constexpr):
+             STAGES: gl.constexpr, UNROLL: gl.constexpr, V: gl.constexpr, WARPS: gl.constexpr):
     """The multiplying warps."""
+    x_slots, dy_slots = slots
+    full, empty = barriers
     begin, end, column_tiles, b_tiles, steps, _, _ = walk
     dy, x, partial = pointers
     c_tile, k0, group, split = place
@@ -195,17 +191,14 @@ def sum_rows(slots, barriers, walk, pointers, extents, y_steps, x_steps, place, 
     slot = begin * 0
     round = begin * 0
     nil = (column_tiles < 0).to(gl.int32)
-    if AHEAD:
-        more = load_step(slots, barriers, slot, round, nil, J, XG, LAYOUT, V, WARPS)
-        slot, round = next_slot(slot, round, STAGES)
     for _ in range(0, turns):
         for _ in gl.static_range(UNROLL):
-            if AHEAD:  # the next step is loaded while products are summed
-                grads, evens, odds = more
-                more = load_step(slots, barriers, slot, round, nil, J, XG, LAYOUT, V, WARPS)
-            else:
-                grads, evens, odds = load_step(slots, barriers, slot, round, nil, J, XG, LAYOUT, V, WARPS)
-            slot, round = next_slot(slot, round, STAGES)
+            mbarrier.wait(full.index(slot), round)
+            grads = load_groups(dy_slots, slot * J, J, LAYOUT, V, WARPS)
+            # NOTE: a group of x is loaded once for each of the two operands that it is a part of, from an address that
+            # the compiler cannot see to be the same: operands that share registers make it copy them for every product
+            evens = load_groups(x_slots, slot * XG, XG // 2 * 2, LAYOUT, V, WARPS)
+            odds = load_groups(x_slots, slot * XG + nil + 1, (XG - 1) // 2 * 2, LAYOUT, V, WARPS)
             for j in gl.static_range(J):
                 ring = ring + (as_right(grads[j], V, WARPS, MMA),)
             for j in gl.static_range(J):
@@ -222,6 +215,7 @@ def sum_rows(slots, barriers, walk, pointers, extents, y_steps, x_steps, place, 
                 for j in gl.static_range(J):
                     bias = mma_v2(ones, ring[(LINES - 1) * J + j], bias)
             ring = ring[J:]
+            slot, round = release(empty, slot, round, STAGES)
 
     # channels are numbered (channel of the warp, warp) in the products
     at = gl.arange(0, CB, layout=gl.SliceLayout(1, gl.SliceLayout(2, MMA)))
@@ -263,8 +257,8 @@ def band_weight_kernel(
         channel_tiles, y_n, y_0, y_1, y_2, x_n, x_0, x_1, x_2,
         C: gl.constexpr, K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr, BIAS: gl.constexpr, LINES: gl.constexpr,
-        J: gl.constexpr, SPLIT: gl.constexpr, BB: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr,
-        UNROLL: gl.constexpr, V: gl.constexpr, WARPS: gl.constexpr):
+        J: gl.constexpr, SPLIT: gl.constexpr, BB: gl.constexpr, STAGES: gl.constexpr, UNROLL: gl.constexpr,
+        V: gl.constexpr, WARPS: gl.constexpr):
     """dw of LINES lines of taps; partial sums (tap, channel) of every run.
 
     A tile takes `steps` rows; a run is `run` steps of all tiles after each other, and may begin within a tile.
@@ -293,11 +287,11 @@ def band_weight_kernel(
     for s in gl.static_range(STAGES):
         mbarrier.init(full.index(s), count=1)
         mbarrier.init(empty.index(s), count=1)
-    walk = (begin, end, column_tiles, b_tiles, steps, start, turns * UNROLL + AHEAD)
+    walk = (begin, end, column_tiles, b_tiles, steps, start, turns * UNROLL)
     gl.warp_specialize(
         [(sum_rows, (slots, (full, empty), walk, (dy, x, partial), (N, Q0, Q1, Q2, X0, X1, X2), (y_n, y_0, y_1, y_2),
                      (x_n, x_0, x_1, x_2), (c_tile, k0, group, split), turns, C, (K0, K1, K2), (P0, P1, P2), BIAS,
-                     LINES, J, XG, MT, SPLIT, BB, STAGES, AHEAD, UNROLL, V, WARPS)),
+                     LINES, J, XG, MT, SPLIT, BB, STAGES, UNROLL, V, WARPS)),
          (copy_rows, (x_box, dy_box, slots, (full, empty), walk, c_tile, k0 - P0, N, X1, P1 - group * LINES, P2, J, XG,
                       BA, BB, STAGES, 16 * 8 * CB * 2))],
         [1], [24])

@@ -12,7 +12,7 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 
 @triton.constexpr_function
@@ -160,6 +160,7 @@ def add_rows(slots, out_slots, barriers, walk, pointers, extents, y_steps, r_ste
                 suspect += acc * 0.0
                 block_of(out_slots, out_slot * WT + (col - (K2 - 1))).store(acc.to(dx.dtype.element_ty))
                 window = window[K1:]
+        fence_async_shared()  # loads that are under way are not ordered with what the copy engine writes
         mbarrier.arrive(empty.index(slot_before(slot, K1 - 1, SLOTS)))
         slot, round = next_slot(slot, round, SLOTS)
         gl.thread_barrier()
@@ -296,6 +297,7 @@ def sum_rows(slots, barriers, walk, pointers, extents, y_steps, x_steps, c_tile,
                         acc = acc[:k1 * K2 + k2] + (mma_v2(left, window[k2 * K1 + k1], acc[k1 * K2 + k2]),) \
                             + acc[k1 * K2 + k2 + 1:]
                 window = window[K1:]
+        fence_async_shared()  # loads that are under way are not ordered with what the copy engine writes
         mbarrier.arrive(empty.index(slot_before(slot, K1 - 1, SLOTS)))
         mbarrier.arrive(dy_empty.index(dy_slot))
         slot, round = next_slot(slot, round, SLOTS)
