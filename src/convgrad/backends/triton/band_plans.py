@@ -25,16 +25,16 @@ from .tuning import Choice, fields_of
 
 SHARED_BYTES = 200 * 1024  # of a program
 MOST_REGISTERS = 236  # of a thread
-CLOCK = 1.35e9  # as if: what the phases of a step leave of it
+CLOCK = 1.6e9  # as if: what the phases of a step leave of it
 PRODUCT_CYCLES = 7.0  # of a tensor core
-CACHE_BYTES = 4.5e12
+CACHE_BYTES = 5.5e12
 MEMORY_BYTES = 3.6e12
 LAUNCH_SECONDS = 5e-6
 WHOLE_TILE = 24  # steps of a tile that is not divided between runs where it has neighbours
 LOAD_CYCLES = 4.0  # of a load from shared memory
 STEP_CYCLES = 150.0  # of a step that does nothing
 STORE_CYCLES = 75.0  # of a group of columns of dx, for each channel of a thread
-PROGRAM_SECONDS = 1.5e-6
+PROGRAM_SECONDS = 4e-6  # before its first and after its last step
 
 
 @dataclass(frozen=True)
