@@ -9,6 +9,8 @@ from typing import Any
 
 from ...problem import DTYPES, Problem
 from . import (
+    band_plans,
+    block_plans,
     box_line_plans,
     box_plans,
     cell_plans,
@@ -62,6 +64,8 @@ def gather(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     plain = choose_gather(geo, is_input, size)
     patch = box_plans.is_patch(problem, geo)
     red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
+    for blocks in block_plans.worth_measuring(problem, geo):
+        yield choice_of("blocks", blocks)
     if cell_plans.expected_to_pay(geo):
         for cells in cell_plans.worth_measuring(problem, geo):
             yield choice_of("cells", cells)
@@ -90,6 +94,8 @@ def gather(problem: Problem, geo: Geometry) -> Iterator[Choice]:
 def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     size = operand_bytes(problem)
     plain = choose_weight(geo, size, None, problem.layout.endswith(LINE_ENDS))
+    for blocks in block_plans.worth_measuring(problem, geo):
+        yield choice_of("blocks", blocks)
     for window in window_plans.worth_measuring(problem, geo):
         yield choice_of("windows", window)
     yield from wide_plans.worth_measuring(problem, geo)
@@ -115,6 +121,8 @@ def depthwise(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     strips = [choice_of(kernel, strip) for kernel, strip in slide_plans.worth_measuring(problem, geo)]
     if strips and len(problem.results) > 1 and problem.wrt != "weight+bias":
         yield SEPARATE
+    for band in band_plans.worth_measuring(problem, geo):
+        yield choice_of("band", band)
     yield from strips
     yield from plain_depthwise(problem, geo)
 

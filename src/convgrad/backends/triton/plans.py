@@ -10,7 +10,7 @@ from typing import Any
 import triton.language as tl
 
 from ...problem import DTYPES, Plan, Problem, Unsupported
-from . import copied_plans, depthwise_plans, slide_plans
+from . import band_plans, copied_plans, depthwise_plans, slide_plans
 from .flat import flattened, with_flat
 from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
@@ -72,7 +72,23 @@ def depthwise_plan(problem: Problem, geo: Geometry, max_workspace: int | None, c
     """One channel per group: kernels of their own, in one pass where that is faster."""
     if choice == SEPARATE:
         raise Unsupported("several results at once: tuning found one kernel each to be faster")
-    slid = slide_plans.for_problem(problem, geo, max_workspace, choice) if DTYPES[problem.out_dtype][1] > 1 else None
+    if DTYPES[problem.out_dtype][1] == 1:  # the plain kernels encode 8-bit results
+        measured = choice is not None and choice["kernel"] == "depthwise"
+        return plain_depthwise_plan(problem, geo, max_workspace, choice if measured else None)
+    if choice is None and "input" in problem.results and len(problem.results) > 1 \
+            and band_plans.faster_apart(problem, geo, max_workspace):
+        raise Unsupported("several results at once: one pass each on the tensor cores is faster by the model")
+    banded = band_plans.for_problem(problem, geo, max_workspace, choice)
+    if banded is not None:
+        return band_plans.or_other(banded, strips_or_plain(problem, geo, max_workspace, None))
+    return strips_or_plain(problem, geo, max_workspace, choice)
+
+
+def strips_or_plain(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
+    """Depthwise gradients without tensor cores."""
+    if choice is not None and choice["kernel"] == "band":  # measured for tensors that bands do not take
+        choice = None
+    slid = slide_plans.for_problem(problem, geo, max_workspace, choice)
     if slid is None:  # a measured strip says nothing about the plain kernels
         measured = choice is not None and choice["kernel"] == "depthwise"
         return plain_depthwise_plan(problem, geo, max_workspace, choice if measured else None)

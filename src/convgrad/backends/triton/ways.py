@@ -17,6 +17,7 @@ import torch
 
 from ...problem import DTYPES, Problem
 from . import (
+    block_plans,
     box_line_plans,
     box_plans,
     cell_plans,
@@ -58,13 +59,13 @@ Offer = Callable[[Problem, Geometry, int | None, Choice | None], Way | None]
 
 def gather_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
     """Ways to the output or the input gradient, the fastest first; only the chosen one where there is a choice."""
-    offers = (gather_by_parts, gather_by_points, by_cells, by_box_lines, by_boxes)
+    offers = (gather_by_parts, gather_by_points, input_by_blocks, by_cells, by_box_lines, by_boxes)
     return fastest_first(offers, problem, geo, max_workspace, choice)
 
 
 def weight_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
     """Ways to the weight gradient, the fastest first; only the chosen one where there is a choice."""
-    offers = (weight_by_parts, weight_by_points, by_windows, by_wider, by_lines, by_decoded_lines)
+    offers = (weight_by_parts, weight_by_points, weight_by_blocks, by_windows, by_wider, by_lines, by_decoded_lines)
     return fastest_first(offers, problem, geo, max_workspace, choice)
 
 
@@ -80,6 +81,33 @@ def fastest_first(offers: tuple[Offer, ...], problem: Problem, geo: Geometry, ma
 
 def short(problem: Problem) -> str:
     return DTYPES[problem.dtype][0]
+
+
+def input_by_blocks(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
+    """Small groups at stride 1: blocks of 16 channels, every column copied once."""
+    plan = block_plans.for_problem(problem, geo, max_workspace, choice) if problem.wrt == "input" else None
+    if plan is None:
+        return None
+    return Way(f"blocks_{short(problem)}_{plan.tile.WT}", str(plan.tile), plan.tile.seconds, 0,
+               lambda operands, result: block_plans.takes(operands[0], result),
+               lambda operands, result, workspace: plan.write(*operands, result))
+
+
+def weight_by_blocks(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
+    """The weight gradient by the same blocks."""
+    plan = block_plans.for_problem(problem, geo, max_workspace, choice)
+    if plan is None:
+        return None
+    shape = (plan.splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
+    add = add_step(geo, plan.splits)
+
+    def run(operands: Operands, result: Any, workspace: Any) -> None:
+        partial = scratch(problem, workspace, shape, result)
+        plan.write(*operands, partial)
+        add(partial, result)
+
+    return Way(f"blocks_{short(problem)}_{plan.tile.WT}_split{plan.splits}", str(plan.tile), plan.tile.seconds,
+               4 * math.prod(shape), lambda operands, result: block_plans.takes(*operands), run)
 
 
 def by_cells(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
