@@ -172,9 +172,20 @@ def weight_by_points(problem: Problem, geo: Geometry, max_workspace: int | None,
     if choice is not None or not point_plans.points_fit(problem, geo):
         return None
     tile = point_plans.weight_tile(problem, geo, max_workspace)
-    return in_runs(problem, geo, point_plans.point_weight(geo, tile),
-                   f"points_{short(problem)}_{tile.rows}x{tile.columns}x{tile.depth}_split{tile.splits}", tile,
-                   lambda operands, result: point_plans.matrices(*operands))
+    step, add = point_plans.point_weight(geo, tile), add_step(geo, tile.splits)
+    shape = (tile.splits, geo.group_out, *geo.kernel, geo.group_in)
+
+    def run(operands: Operands, result: Any, workspace: Any) -> None:
+        if tile.splits == 1:
+            step(*operands, result)
+            return
+        partial = scratch(problem, workspace, shape, result)
+        step(*operands, partial.permute(0, 1, 5, 2, 3, 4))
+        add(partial, result)
+
+    return Way(f"points_{short(problem)}_{tile.rows}x{tile.columns}x{tile.depth}_split{tile.splits}", str(tile),
+               tile.seconds, 4 * math.prod(shape) if tile.splits > 1 else 0,
+               lambda operands, result: point_plans.matrices(*operands), run)
 
 
 def chunks_of(plan: part_gather.PartGather | part_plans.PartPlan) -> str:
@@ -187,27 +198,21 @@ def by_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice:
     plan = line_plans.for_problem(problem, geo, max_workspace, choice)
     if plan is None:
         return None
-    return in_runs(problem, geo, plan.write,
-                   f"lines_{short(problem)}_{plan.tile.BK}x{plan.tile.NT}x{plan.tile.CB}_split{plan.tile.splits}",
-                   plan.tile, lambda operands, result: plan.take(operands[0], operands[1]))
-
-
-def in_runs(problem: Problem, geo: Geometry, write: Callable[[Any, Any, Any], None], name: str, tile: Any,
-            takes: Callable[[Operands, Any], bool]) -> Way:
-    """The way of a kernel that writes the partial sums of `tile.splits` runs, or with one run the gradient itself."""
-    splits = tile.splits
+    tile, splits = plan.tile, plan.tile.splits
     add = add_step(geo, splits)
     shape = (splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
 
     def run(operands: Operands, result: Any, workspace: Any) -> None:
         if splits == 1:
-            write(operands[0], operands[1], result)
+            plan.write(operands[0], operands[1], result)
             return
         partial = scratch(problem, workspace, shape, result)
-        write(operands[0], operands[1], partial.permute(0, 1, 5, 2, 3, 4))
+        plan.write(operands[0], operands[1], partial.permute(0, 1, 5, 2, 3, 4))
         add(partial, result)
 
-    return Way(name, str(tile), tile.seconds, 4 * math.prod(shape) if splits > 1 else 0, takes, run)
+    return Way(f"lines_{short(problem)}_{tile.BK}x{tile.NT}x{tile.CB}_split{splits}", str(tile), tile.seconds,
+               4 * math.prod(shape) if splits > 1 else 0,
+               lambda operands, result: plan.take(operands[0], operands[1]), run)
 
 
 def by_wider(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
