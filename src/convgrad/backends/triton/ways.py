@@ -207,9 +207,20 @@ def weight_by_points(problem: Problem, geo: Geometry, max_workspace: int | None,
     if choice is not None or not point_plans.points_fit(problem, geo):
         return None
     tile = point_plans.weight_tile(problem, geo, max_workspace)
-    return in_runs(problem, geo, point_plans.point_weight(geo, tile),
-                   f"points_{short(problem)}_{tile.rows}x{tile.columns}x{tile.depth}_split{tile.splits}", tile,
-                   lambda operands, result: point_plans.matrices(*operands))
+    step, add = point_plans.point_weight(geo, tile), add_step(geo, tile.splits)
+    shape = (tile.splits, geo.group_out, *geo.kernel, geo.group_in)
+
+    def run(operands: Operands, result: Any, workspace: Any) -> None:
+        if tile.splits == 1:
+            step(*operands, result)
+            return
+        partial = scratch(problem, workspace, shape, result)
+        step(*operands, partial.permute(0, 1, 5, 2, 3, 4))
+        add(partial, result)
+
+    return Way(f"points_{short(problem)}_{tile.rows}x{tile.columns}x{tile.depth}_split{tile.splits}", str(tile),
+               tile.seconds, 4 * math.prod(shape) if tile.splits > 1 else 0,
+               lambda operands, result: point_plans.matrices(*operands), run)
 
 
 def chunks_of(plan: part_gather.PartGather | part_plans.PartPlan) -> str:
@@ -222,35 +233,24 @@ def by_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice:
     plan = line_plans.for_problem(problem, geo, max_workspace, choice)
     if plan is None:
         return None
-    return in_runs(problem, geo, plan.write,
-                   f"lines_{short(problem)}_{plan.tile.BK}x{plan.tile.NT}x{plan.tile.CB}_split{plan.tile.splits}",
-                   plan.tile, lambda operands, result: plan.take(operands[0], operands[1]), sum(plan.copies) // 4,
-                   plan.copied)
-
-
-def in_runs(problem: Problem, geo: Geometry, write: Callable[[Any, Any, Any], None], name: str, tile: Any,
-            takes: Callable[[Operands, Any], bool], copied_floats: int = 0,
-            copied: Callable[[Any, Any, Any], Operands] = lambda dy, x, memory: (dy, x)) -> Way:
-    """The way of a kernel that writes the partial sums of `tile.splits` runs, or with one run the gradient itself.
-
-    `copied(dy, x, memory)` gives the operands that it reads, copied into as much memory.
-    """
-    splits = tile.splits
+    tile, splits = plan.tile, plan.tile.splits
     add = add_step(geo, splits)
     shape = (splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
-    needed = copied_floats + (math.prod(shape) if splits > 1 else 0)
+    copied = sum(plan.copies) // 4
+    needed = copied + (math.prod(shape) if splits > 1 else 0)
 
     def run(operands: Operands, result: Any, workspace: Any) -> None:
         memory = scratch(problem, workspace, (needed,), result) if needed else None
-        dy, x = copied(operands[0], operands[1], memory)
+        dy, x = plan.copied(operands[0], operands[1], memory)
         if memory is None or splits == 1:
-            write(dy, x, result)
+            plan.write(dy, x, result)
             return
-        partial = memory[copied_floats:].view(shape)
-        write(dy, x, partial.permute(0, 1, 5, 2, 3, 4))
+        partial = memory[copied:].view(shape)
+        plan.write(dy, x, partial.permute(0, 1, 5, 2, 3, 4))
         add(partial, result)
 
-    return Way(name, str(tile), tile.seconds, 4 * needed, takes, run)
+    return Way(f"lines_{short(problem)}_{tile.BK}x{tile.NT}x{tile.CB}_split{splits}", str(tile), tile.seconds,
+               4 * needed, lambda operands, result: plan.take(operands[0], operands[1]), run)
 
 
 def by_decoded_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
