@@ -33,7 +33,7 @@ GEOMETRIES = (
     "n2 c136 k80 i7x7 w3x3 p1x1 NHWC OHWI",
     "n2 c22 k36 i19 w3 p4:0 d2 NLC OLI",
     "n2 c24 k20 i6x7 w2x3 p1x1 NHWC HWIO",
-    "n2 c48 k144 i5x6 w3x3 p1x1 NHWC HWIO",
+    "n1 c32 k144 i4x5 w2x3 p1x1 NHWC HWIO",
 )
 # Formats and compute modes of the products: 16-bit, FP8 decoded to 16-bit, FP8.
 PRODUCTS = ("bf16", "e4m3>bf16", "e5m2>bf16 fp8")
@@ -181,9 +181,9 @@ def walk(lines: Any, source: Any, weight: Any, shape: tuple[int, ...]) -> Any:
 
 
 @pytest.mark.skipif(not INTERPRETED and not ON_GPU, reason="needs a GPU or TRITON_INTERPRET=1")
-@pytest.mark.parametrize("text", GEOMETRIES)
+@pytest.mark.parametrize(("products", "text"), [(products, text) for products in PRODUCTS for text in GEOMETRIES
+                                                if products == "bf16" or "c136" not in text])  # which takes long
 @pytest.mark.parametrize("routine", ["conv", "input_grad"])
-@pytest.mark.parametrize("products", PRODUCTS)
 def test_tiles_sum_every_product_once(products: str, routine: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from convgrad.backends.triton import box_line_plans, box_line_tiles
     from convgrad.backends.triton.geometry import geometry
