@@ -29,7 +29,7 @@ GEOMETRIES = (
     "n2 c24 k136 i6x7 w2x3 p1x1 NHWC HWIO",
     "n3 c72 k40 i9 w3 p1 TBC LIO",
     "n2 c20 k24 i9 w2 p1 NLC OLI",
-    "n2 c48 k144 i5x6 w3x3 p1x1 NHWC HWIO",
+    "n1 c32 k144 i4x5 w2x3 p1x1 NHWC HWIO",
 )
 # Formats and compute modes of the products: 16-bit, FP8 decoded to 16-bit, FP8.
 PRODUCTS = ("bf16", "e4m3>bf16", "e5m2>bf16 fp8")
@@ -177,9 +177,9 @@ def walk(lines: Any, source: Any, weight: Any, shape: tuple[int, ...]) -> Any:
 
 
 @needs_triton
-@pytest.mark.parametrize("text", GEOMETRIES)
+@pytest.mark.parametrize(("products", "text"), [(products, text) for products in PRODUCTS for text in GEOMETRIES
+                                                if products == "bf16" or "c136" not in text])  # which takes long
 @pytest.mark.parametrize("routine", ["conv", "input_grad"])
-@pytest.mark.parametrize("products", PRODUCTS)
 def test_tiles_sum_every_product_once(products: str, routine: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from convgrad.backends.triton import box_line_plans, box_line_tiles
     from convgrad.backends.triton.geometry import geometry
