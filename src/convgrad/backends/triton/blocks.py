@@ -154,9 +154,11 @@ def add_rows(slots, out_slots, barriers, walk, pointers, extents, y_steps, r_ste
                     gl.DotOperandLayout(0, MMA, 2)),)
             if col >= K2 - 1:
                 acc = gl.full([4, 16, 16], 0.0, gl.float32, MMA)
-                for k2 in gl.static_range(K2):
-                    for k1 in gl.static_range(K1):
-                        acc = mma_v2(window[(K2 - 1 - k2) * K1 + k1], taps[k1 * K2 + k2], acc)
+                for k1 in gl.static_range(K1):  # a sum for every row: products of one sum wait for each other
+                    line = gl.full([4, 16, 16], 0.0, gl.float32, MMA)
+                    for k2 in gl.static_range(K2):
+                        line = mma_v2(window[(K2 - 1 - k2) * K1 + k1], taps[k1 * K2 + k2], line)
+                    acc += line
                 suspect += acc * 0.0
                 block_of(out_slots, out_slot * WT + (col - (K2 - 1))).store(acc.to(dx.dtype.element_ty))
                 window = window[K1:]
