@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .box_places import next_slot, result_columns, result_rows, slot_of, source_of, work_of
+from .box_places import next_slot, result_columns, result_rows, rows_of_tap, slot_of, source_of, work_of
 from .fp8_products import add_narrow, decoded, halves
 from .line_places import wrapped
 
@@ -241,17 +241,6 @@ def store_tile(acc, out_slots, result_box, result, place, extents, result_steps,
                                                   gl.SliceLayout(0, flat))
             gl.store(result + where[:, None] + beside[None, :], out.load(flat),
                      mask=there[:, None] & column_there[None, :])
-
-
-@gluon.jit
-def rows_of_tap(source_slots, slot, tap, PLACE: gl.constexpr):
-    """The rows of a slot that a tap multiplies, for one half of a tile; LAST: the tap whose rows come first, or 0."""
-    UNITS, LINE_UNITS, HALF, HM, CB, LAST = PLACE
-    rows_layout: gl.constexpr = gl.NVMMASharedLayout(source_slots.layout.swizzle_byte_width,
-                                                     source_slots.dtype.primitive_bitwidth, rank=2)
-    line = LAST - tap if LAST > 0 else tap
-    unit = slot * UNITS + line * LINE_UNITS + HALF * (HM // 8)
-    return source_slots.index(unit)._reinterpret(source_slots.dtype, [HM, CB], rows_layout)
 
 
 @gluon.jit

@@ -143,6 +143,17 @@ def source_of(start, axis, slot, K: gl.constexpr, T: gl.constexpr, D: gl.constex
 
 
 @gluon.jit
+def rows_of_tap(source_slots, slot, tap, PLACE: gl.constexpr):
+    """The rows of a slot that a tap multiplies, for one half of a tile; LAST: the tap whose rows come first, or 0."""
+    UNITS, LINE_UNITS, HALF, HM, CB, LAST = PLACE
+    rows_layout: gl.constexpr = gl.NVMMASharedLayout(source_slots.layout.swizzle_byte_width,
+                                                     source_slots.dtype.primitive_bitwidth, rank=2)
+    line = LAST - tap if LAST > 0 else tap
+    unit = slot * UNITS + line * LINE_UNITS + HALF * (HM // 8)
+    return source_slots.index(unit)._reinterpret(source_slots.dtype, [HM, CB], rows_layout)
+
+
+@gluon.jit
 def result_rows(start, first_row, phases, extents, steps, BOX: gl.constexpr, ROWS: gl.constexpr, STRIDE: gl.constexpr,
                 INPUT: gl.constexpr, COUNT: gl.constexpr, layout: gl.constexpr):
     """Offset in the result and presence of some rows of a tile."""
