@@ -158,7 +158,8 @@ from convgrad.backends.triton.ahead import Background, NoDriver
 
 if __name__ == "__main__":
     driver.set_active(NoDriver(("cuda", 90, 32)))
-    jobs = [("bias_grad bf16 n2 c8 k8 i5 w3 NLC OLI cuda", None), ("input_grad bf16>e5m2 n2 c8 k8 i5 w3 cuda", None)]
+    jobs = [("bias_grad bf16 n2 c8 k8 i5 w3 NLC OLI cuda", None),
+            ("input_grad bf16 n2 c8 k8 i5 w3 g8 NLC OLI cuda", {"kernel": "separate"})]
     background = Background(jobs, 2, 200)
     print(*(background.wait(job, 200) for job in (*jobs, ("conv f32 n1 c1 k1 i1 w1", None))))
 """
