@@ -21,11 +21,14 @@ demo: .venv/installed ## install into .venv and show what it does on this machin
 test: .venv/test-installed ## all tests, against the installed package
 	$(FEW_THREADS) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests
 
-test-gpu: ## the GPU backend's tests on this machine's GPU, with the environment's own torch and triton
-	PYTHONPATH=src TRITON_INTERPRET=0 $(PYTHON) -m pytest -q -k triton tests
+ON_GPU := PYTHONPATH=src TRITON_INTERPRET=0 $(FEW_THREADS) $(PYTHON) -m pytest -q -k triton tests
+
+test-gpu: ## the GPU backend's tests on this machine's GPU, with the environment's own torch, triton, pytest-xdist
+	$(ON_GPU) -m "not alone" -n $(WORKERS) --dist worksteal
+	$(ON_GPU) -m alone
 
 lint: .venv/test-installed ## ruff and mypy --strict
-	$(BIN)/ruff check src tests examples
+	$(BIN)/ruff check src tests examples bench
 	$(BIN)/mypy
 
 bench: .venv/test-installed ## time real layers beside their peers
