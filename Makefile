@@ -21,11 +21,14 @@ demo: .venv/installed ## install into .venv and show what it does on this machin
 test: .venv/test-installed ## all tests, against the installed package
 	$(FEW_THREADS) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests
 
-test-gpu: ## the GPU backend's tests on this machine's GPU, with the environment's own torch and triton
-	PYTHONPATH=src TRITON_INTERPRET=0 $(PYTHON) -m pytest -q -k triton tests
+ON_GPU := PYTHONPATH=src TRITON_INTERPRET=0 $(FEW_THREADS) $(PYTHON) -m pytest -q -k triton tests
+
+test-gpu: ## the GPU backend's tests on this machine's GPU, with the environment's own torch, triton, pytest-xdist
+	$(ON_GPU) -m "not alone" -n $(WORKERS) --dist worksteal
+	$(ON_GPU) -m alone
 
 lint: .venv/test-installed ## ruff and mypy --strict
-	$(BIN)/ruff check src tests examples
+	$(BIN)/ruff check src tests examples bench
 	$(BIN)/mypy
 
 bench: .venv/test-installed ## time real layers beside their peers
@@ -46,8 +49,8 @@ test-asan: ## the native kernels under the address and undefined-behaviour sanit
 	cmake --build build/asan
 	rm -rf build/asan/site && mkdir -p build/asan/site && cp -r src/convgrad build/asan/site/
 	rm -f build/asan/site/convgrad/_native*.so && cp build/asan/_native*.so build/asan/site/convgrad/
-	$(SANITIZED) $(PYTHON) -m pytest -q -m "not slow" -k native tests/test_native.py tests/test_native_special.py \
-	tests/test_oracle.py tests/test_properties.py
+	$(SANITIZED) $(PYTHON) -m pytest -q -m "not slow" -k native tests/test_native.py tests/test_native_dense.py \
+	tests/test_native_special.py tests/test_oracle.py tests/test_properties.py
 	$(SANITIZED) $(PYTHON) -m convgrad verify --backend native --dtype f32,bf16
 
 clean: ## remove the environment and everything built

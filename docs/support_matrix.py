@@ -24,16 +24,14 @@ def cell(backend: str, dtype: str) -> str:
     able = [wrt for wrt in WRT if all(can_plan(backend, dtype, wrt, axes) for axes in SPATIAL_LETTERS)]
     if len(able) == len(WRT):
         return "yes"
-    if all(can_plan(backend, dtype, wrt, axes, narrow=False) for wrt in WRT for axes in SPATIAL_LETTERS):
-        return "yes, but no 8-bit results"
     return ", ".join(RESULT_NAMES[wrt] for wrt in able) or "no"
 
 
-def can_plan(backend: str, dtype: str, wrt: str, axes: int, narrow: bool = True) -> bool:
-    """Whether a backend takes a problem of this kind, for every format of the result (8-bit ones only if `narrow`)."""
+def can_plan(backend: str, dtype: str, wrt: str, axes: int) -> bool:
+    """Whether a backend takes a problem of this kind, for every format of the result."""
     problem = Problem.parse(f"conv {dtype} n2 c4 k6 {GEOMETRIES[axes]} g2").with_(wrt=wrt, device=device_of(backend))
     try:
-        for out_dtype in (name for name, (_, size) in DTYPES.items() if narrow or size > 1):
+        for out_dtype in DTYPES:
             plan(problem.with_(out_dtype=out_dtype), backend=backend)
     except Unsupported:
         return False

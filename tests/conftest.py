@@ -25,6 +25,7 @@ if "TRITON_INTERPRET" not in os.environ and not _gpu_is_here():
 
 import oracle  # noqa: E402
 
+broken_by: list[str] = []
 ran: Counter[str] = Counter()
 refused: Counter[tuple[str, str]] = Counter()
 
@@ -38,9 +39,19 @@ def seed(request: pytest.FixtureRequest) -> int:
     return int(request.config.getoption("--seed"))
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Remember who broke the GPU for this process: every later kernel would fail with the same words."""
+    yield
+    if call.excinfo is not None and "CUDA error" in str(call.excinfo.value):
+        broken_by.append(item.nodeid)
+
+
 @pytest.fixture(autouse=True)
 def _count_backends(request: pytest.FixtureRequest) -> Iterator[None]:
     """Hand this test's counts to the report, which also travels from the workers of a parallel run."""
+    if broken_by:
+        pytest.skip(f"this process lost its GPU in {broken_by[0]}")
     oracle.passed.clear()
     oracle.refused.clear()
     yield

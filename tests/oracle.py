@@ -62,6 +62,12 @@ def interpreted(backend: str) -> bool:
     return backend == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def one_in(backend: str) -> int:
+    """Of many problems a test takes one in so many: on a GPU kernels are compiled for each, a second or more."""
+    compiled = backend == "triton" and not interpreted(backend)
+    return int(os.environ.get("CONVGRAD_TEST_ONE_IN", "64")) if compiled else 1
+
+
 def as_problem(problem: Problem | str, backend: str) -> Problem:
     problem = Problem.parse(problem) if isinstance(problem, str) else problem
     return problem.with_(device="cuda") if backend == "triton" else problem

@@ -44,7 +44,7 @@ def weight_layouts(axes: int) -> st.SearchStrategy[str]:
 
 RESULTS = st.sampled_from(["output", "input", "weight", "bias", "input+weight", "weight+bias", "input+weight+bias"])
 FLOATS = st.sampled_from(list(DTYPES))
-MODES = st.sampled_from(["", "", "tf32", "hf32", "hf32_even", "hf32_10", "hf32_10_even", "bf16", "f16"])
+MODES = ["", "", "tf32", "hf32", "hf32_even", "hf32_10", "hf32_10_even", "bf16", "f16"]
 
 
 @st.composite
@@ -54,6 +54,7 @@ def problems(draw: st.DrawFn, wrt: str | None = None, dtype: str | None = None, 
     conv = draw(geometries(empty=empty))
     dtype = dtype or draw(FLOATS)
     out_dtype = draw(st.sampled_from(["", dtype, "float32"]))
-    compute = draw(MODES) if modes and default_compute(dtype) == "f32" else ""
+    offered = MODES + ["fp8"] * dtype.startswith("float8")
+    compute = draw(st.sampled_from(offered)) if modes and default_compute(dtype) == "f32" else ""
     return Problem(conv, wrt or draw(RESULTS), dtype, out_dtype, compute, draw(layouts(conv.axes)),
                    draw(weight_layouts(conv.axes)))

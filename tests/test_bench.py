@@ -396,6 +396,8 @@ def test_results_survive_and_lost_rows_stand_on_top(tmp_path: object) -> None:
     path = f"{tmp_path}/deep/results.json"
     save(document("made up", ARENA, rows, 2), path)
     results = load([path])
+    lines = Path(path).read_text().splitlines()
+    assert all(any(json.dumps(row) == line.rstrip(",") for line in lines) for row in rows), "one line for each row"
     assert results["schema"] == SCHEMA and results["rows"] == json.loads(json.dumps(rows))
     assert results["versions"]["python"] and results["date"].endswith("+00:00")
     assert [row["layer"] for row in sorted_rows(results["rows"])] == ["slow", "fast", "estimated", "crash"]

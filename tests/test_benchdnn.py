@@ -44,6 +44,8 @@ def test_integers_bit_by_bit(backend: str, part: int, seed: int) -> None:
     for place, (conv, gflop) in list(enumerate(cases()))[part::8]:
         if (backend == "reference" and place % 10) or (oracle.interpreted(backend) and (place % 97 or gflop > 1e-5)):
             continue
+        if place // 8 % oracle.one_in(backend):
+            continue
         for wrt in RESULTS if gflop < SMALL else (RESULTS[place % 3],):
             dtype = FORMATS[place % len(FORMATS)]
             space = SPATIAL_LETTERS[conv.axes]

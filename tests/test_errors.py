@@ -14,7 +14,7 @@ from convgrad import Conv, Problem
 
 KNOWN = "float64, float32, bfloat16, float16, float8_e4m3fn, float8_e5m2, hifloat8"
 SHORT = "f64, f32, bf16, f16, e4m3, e5m2, hif8"
-MODES = "f64, f32, tf32, hf32, hf32_even, hf32_10, hf32_10_even, bf16, f16"
+MODES = "f64, f32, tf32, hf32, hf32_even, hf32_10, hf32_10_even, bf16, f16, fp8"
 
 
 def f32(*shape: int) -> np.ndarray:
@@ -155,7 +155,9 @@ bad(TypeError, "input is uint8, so dtype must be one of the 8-bit formats float8
     "got dtype='float32'", lambda: conv(X.astype(np.uint8), W.astype(np.uint8), dtype="float32"))
 bad(TypeError, "input has dtype float32, but dtype='hifloat8' was asked for", lambda: conv(dtype="hifloat8"))
 bad(TypeError, f"out_dtype='int8' is none of {KNOWN}", lambda: conv(out_dtype="int8"))
-bad(ValueError, f"compute='fp8' is none of {MODES}", lambda: conv(compute="fp8"))
+bad(ValueError, f"compute='fp4' is none of {MODES}", lambda: conv(compute="fp4"))
+bad(ValueError, "compute='fp8' does not go with float32 operands: it takes float8_e4m3fn or float8_e5m2 as it is and "
+    "rounds nothing to it", lambda: conv(compute="fp8"))
 bad(ValueError, "compute='f64' does not go with float32 operands: float64 data is computed in f64, all other data in "
     "f32 or less", lambda: conv(compute="f64"))
 bad(ValueError, "compute='tf32' does not go with float64 operands: float64 data is computed in f64, all other data in "

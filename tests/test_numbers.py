@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -26,6 +27,7 @@ from convgrad.numbers import (
     round_operand,
     round_to,
     storage_dtype,
+    sum_error,
 )
 from convgrad.problem import DTYPES
 from convgrad.verify import exact_results, magnitudes, real_operands
@@ -185,3 +187,47 @@ def test_the_allowed_range_lies_within_the_stated_bound(problem: Problem) -> Non
         assert np.all((exact - low <= bound) | ~np.isfinite(low))
         assert np.all((high - exact <= bound) | ~np.isfinite(high))
         assert np.all(low[size == 0] == 0) and np.all(high[size == 0] == 0)
+
+
+def sums_of_tensor_cores(products: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Rows of FP8 products summed as Hopper's tensor cores do: 32 at a time beside the sum so far, with 13 bits."""
+    total = np.zeros(len(products))
+    for part in np.split(products, products.shape[1] // 128, axis=1):
+        acc = np.zeros(len(products))
+        for few in np.split(part, 4, axis=1):
+            acc = cut(np.concatenate([acc[:, None], few], axis=1)).sum(axis=1)
+            acc = cut(acc[:, None])[:, 0]
+        total = (total + acc).astype(np.float32).astype(np.float64)
+    return total
+
+
+def cut(terms: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Terms of a row cut off 13 bits below its largest one."""
+    step = np.exp2(np.floor(np.log2(np.abs(terms).max(axis=1, keepdims=True, initial=1e-300))) - 13)
+    return np.asarray(np.trunc(terms / step) * step)
+
+
+@pytest.mark.parametrize("data", ["normal", "positive", "one large"])
+def test_sums_of_tensor_cores_are_within_the_error_of_fp8_but_not_of_f32(data: str, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    a, b = random.standard_normal((2, 500, 1024))
+    if data != "normal":
+        a, b = np.abs(a), np.abs(b)
+    if data == "one large":  # of each 128, which cuts off the most of the others
+        a, b = 1 + a / 4, 1 + b / 4
+        a[:, ::128] = b[:, ::128] = 64
+    a, b = (decode(encode(values, "float8_e4m3fn"), "float8_e4m3fn") for values in (a, b))
+    exact, magnitude = (a * b).sum(axis=1), np.abs(a * b).sum(axis=1)
+    lost = np.abs(sums_of_tensor_cores(a * b) - exact)
+    text = "conv e4m3>f32 n1 c1024 k1 i500 w1"
+    assert (lost <= sum_error(Problem.parse(f"{text} fp8"), "output", magnitude)).all()
+    assert (lost > sum_error(Problem.parse(text), "output", magnitude)).any()
+
+
+def test_only_output_and_input_gradient_may_lose_more_with_fp8() -> None:
+    loose, strict = (Problem.parse(f"conv e4m3>f32 n2 c4 k6 i9 w3{mode}") for mode in (" fp8", ""))
+    one = np.ones(1)
+    for wrt in ("output", "input"):
+        assert sum_error(loose, wrt, one) == pytest.approx(sum_error(strict, wrt, one) + 136 * 2.0**-13)
+    for wrt in ("weight", "bias"):
+        assert sum_error(loose, wrt, one) == sum_error(strict, wrt, one)

@@ -22,9 +22,9 @@ STYLES = st.sampled_from(oracle.STYLES)
 
 
 def for_all(backend: str, count: int, **strategies: Any) -> Callable[[Callable[..., None]], None]:
-    """Run the decorated property at once on `count` examples, or on a few for an interpreted backend."""
-    few = {"max_examples": 3 if oracle.interpreted(backend) else count, "deadline": None,
-           "suppress_health_check": list(HealthCheck)}
+    """Run the decorated property at once on `count` examples, or on a few for an interpreted backend and a GPU."""
+    few = {"max_examples": 3 if oracle.interpreted(backend) else max(3, count // oracle.one_in(backend)),
+           "deadline": None, "suppress_health_check": list(HealthCheck)}
 
     def run(check: Callable[..., None]) -> None:
         settings(**few)(given(**strategies)(check))()

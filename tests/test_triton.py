@@ -15,15 +15,20 @@ import oracle
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
+
+import triton.language as tl  # noqa: E402
 
 from convgrad import Problem, Unsupported  # noqa: E402
 from convgrad.backends.triton import box_plans, tiles, tuning  # noqa: E402
 from convgrad.backends.triton.candidates import candidates  # noqa: E402
+from convgrad.backends.triton.elements import as_result  # noqa: E402
 from convgrad.backends.triton.geometry import geometry  # noqa: E402
 from convgrad.backends.triton.launch import INTERPRETED  # noqa: E402
+from convgrad.backends.triton.numbers_on_device import TORCH_DTYPES  # noqa: E402
 from convgrad.backends.triton.plans import make_plan  # noqa: E402
-from convgrad.backends.triton.tune import Bench  # noqa: E402
+from convgrad.backends.triton.tune import Bench, in_turns  # noqa: E402
+from convgrad.numbers import decode, encode  # noqa: E402
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -43,6 +48,33 @@ SMALL = [
     "weight_grad bf16 n2 c20 k20 i9x8 w5x5 p2x2 g20 NHWC OHWI",
     "input_grad+weight_grad+bias_grad bf16 n1 c16 k16 i9x8 w3x3 p1x1 g16 NHWC OHWI",
 ]
+
+
+@triton.jit
+def store_as(values, result, size, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(result + at, as_result(tl.load(values + at, mask=at < size, other=0.0), result), mask=at < size)
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "hifloat8"])
+@pytest.mark.parametrize("wide", ["float32", "float64"])
+def test_8bit_results_are_rounded_as_numbers_py_says(wide: str, name: str, seed: int) -> None:
+    """Every value of the format, the middles between them, their neighbours, and what lies beyond."""
+    random = np.random.default_rng(seed)
+    codes = np.arange(256, dtype=np.uint8)
+    exact = decode(codes, name)
+    exact = np.unique(exact[np.isfinite(exact)])
+    special = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e30, -1e30, 1e-40]
+    values = np.concatenate([exact, (exact[1:] + exact[:-1]) / 2, 1.5 * exact[[0, -1]], special,
+                             random.standard_normal(2000) * np.exp2(random.uniform(-30, 20, 2000))]).astype(wide)
+    values = np.concatenate([values, np.nextafter(values, values.dtype.type(np.inf)),
+                             np.nextafter(values, values.dtype.type(-np.inf))])
+    device = "cpu" if INTERPRETED else "cuda"
+    stored = torch.zeros(len(values), dtype=torch.uint8, device=device).view(TORCH_DTYPES[name])
+    store_as[(-(-len(values) // 1024),)](torch.from_numpy(values).to(device), stored, len(values), BLOCK=1024)
+    got, wanted = stored.view(torch.uint8).cpu().numpy(), encode(values.astype(np.float64), name).view(np.uint8)
+    wrong = (got != wanted) & ~(np.isnan(decode(got, name)) & np.isnan(decode(wanted, name)))
+    assert not wrong.any(), [(values[i], hex(got[i]), hex(wanted[i])) for i in np.flatnonzero(wrong)[:5]]
 
 
 def relative_error(got: Any, wanted: Any) -> float:
@@ -115,6 +147,38 @@ def test_a_measured_entry_goes_before_the_model(tmp_path: Path, monkeypatch: pyt
     assert "tuned.json" in plan.notes[-1] and "gather_bf16_256x" in plan.kernel
     half = problem.with_(dtype="float16", out_dtype="float16")
     assert "tuned.json" in make_plan(half, None).notes[-1], "bfloat16 and float16 share their tiles"
+
+
+def test_ways_are_left_out_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem.parse("input_grad bf16 n1 c32 k32 i5x4 w2x2 NHWC OHWI cuda")
+    first = make_plan(problem, None).kernel
+    assert first.startswith("box_" if INTERPRETED else "box_lines_")
+    monkeypatch.setenv("CONVGRAD_GPU_WITHOUT", "lines,cells")
+    assert make_plan(problem, None).kernel == first, "names are compared from their beginning"
+    monkeypatch.setenv("CONVGRAD_GPU_WITHOUT", "box" if INTERPRETED else "box_lines,box")
+    plan = make_plan(problem, None)
+    assert plan.kernel.startswith("gather_")
+    bench = Bench(problem, repeats=1)
+    plan.run(bench.operands, bench.results, None)
+    assert relative_error(bench.results[0].cpu(), exact(bench, problem)[0]) < 4e-3
+
+
+def test_tuning_keeps_right_results_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from convgrad.cli import main
+
+    text = "weight_grad bf16 n1 c4 k8 i5x4 w2x2 NHWC OHWI"
+    bench = Bench(Problem.parse(text).with_(device="cuda"), repeats=1)
+    choices = candidates(bench.problem)
+    assert bench.time(choices[0]) is not None
+    bench.wanted[0][0, 0, 0, 0] += 0.1 * bench.wanted[0].float().norm()  # one element of 128 is another
+    assert bench.time(choices[0]) is None and "wrong result" in capsys.readouterr().out
+    assert [choice["kernel"] for choice in in_turns([{"kernel": name} for name in "aabac"])] == list("abcaa")
+    (tmp_path / "problems").write_text(text)
+    assert main(["tune", f"{tmp_path}/problems", "--candidates", "2", "--repeats", "1", "--file",
+                 f"{tmp_path}/tuned.json"]) == 0
+    if (tmp_path / "tuned.json").exists():  # unless the plan without an entry was faster
+        (entry,) = tuning.entries(tmp_path / "tuned.json").values()
+        assert entry in choices
 
 
 def test_the_shipped_entries_can_be_planned() -> None:
@@ -195,6 +259,7 @@ def test_a_repeated_call_follows_its_tensors(text: str) -> None:
 
 
 @on_gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("channels", [64, 256])
 def test_a_cached_call_is_launched_quickly(channels: int) -> None:
     import time

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from typing import Any
 
 import numpy as np
 import pytest
 from oracle import check_bound, check_exact, check_nonfinite
+from triton_here import DEVICE, channels_last, integers_and_result, needs_gpu, needs_triton, torch
 
 from convgrad import Problem
-from convgrad.plan import plan
-
-triton = pytest.importorskip("triton")
-torch = pytest.importorskip("torch")
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-ON_GPU = not INTERPRETED and torch.cuda.is_available()
 
 GEOMETRIES = (
     "n3 c32 k24 i5x6 w3x3 p1x1 NHWC OHWI",
@@ -33,11 +26,19 @@ GEOMETRIES = (
     "n2 c136 k80 i7x7 w3x3 p1x1 NHWC OHWI",
     "n2 c22 k36 i19 w3 p4:0 d2 NLC OLI",
     "n2 c24 k20 i6x7 w2x3 p1x1 NHWC HWIO",
+    "n2 c24 k136 i6x7 w2x3 p1x1 NHWC HWIO",
+    "n3 c72 k40 i9 w3 p1 TBC LIO",
+    "n2 c20 k24 i9 w2 p1 NLC OLI",
+    "n1 c32 k144 i4x5 w2x3 p1x1 NHWC HWIO",
 )
+# Formats and compute modes of the products: 16-bit, FP8 decoded to 16-bit, FP8.
+PRODUCTS = ("bf16", "e4m3>bf16", "e5m2>bf16 fp8")
+SHUFFLED = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15]  # as `decoded` in fp8_products.py
 
 
 def box_at(descriptor: Any, start: tuple[int, ...]) -> Any:
     """What one copy brings: elements `steps` apart, zeros outside of the tensor."""
+    assert start[-1] % 8 == 0, "the copy engine reads from multiples of 16 bytes"
     tensor = descriptor.base.as_strided(descriptor.shape, descriptor.strides).float().numpy()
     box = descriptor.box or descriptor.block_shape
     out = np.zeros(box)
@@ -89,9 +90,12 @@ def walk(lines: Any, source: Any, weight: Any, shape: tuple[int, ...]) -> Any:
     result = torch.empty((shape[0], *shape[2:], shape[1]), dtype=torch.bfloat16).permute(
         0, -1, *range(1, len(shape) - 1))
     source = rows_of(source) if lines.copies.source else source
-    weight = rows_of(weight) if lines.copies.weight else weight
-    launch = lines.write.describe(source, weight, result, result)
-    source_box, weight_box, *_ = launch.leading(source, weight, result, result)
+    rows = weight
+    if lines.copies.weight:
+        rows = lines.weight_rows(weight.to(DEVICE), torch.empty(lines.copies.weight // 4, device=DEVICE)).cpu()
+    narrow = source.element_size() == 1
+    launch = lines.write.describe(source, weight, rows, result, result)
+    source_box, weight_box, *_ = launch.leading(source, weight, rows, result, result)
     v = {**dict(zip(lines.write.kernel.arg_names[7:], launch.scalars)), **launch.constants}
     is_input, patch, taps, axis = v["INPUT"], v["PATCH"], v["NT"], v["AXIS"]
     kernel, stride, dilation, pad, common = ([v[f"{letter}{a}"] for a in range(3)] for letter in "KTDPG")
@@ -133,21 +137,23 @@ def walk(lines: Any, source: Any, weight: Any, shape: tuple[int, ...]) -> Any:
             lowest = [(taps - 1 if is_input else 0) if a == axis else m[a] for a in range(3)]
             at = [start[1 + a] + phases[a][3] - lowest[a] * (dilation[a] // common[a]) if is_input else
                   start[1 + a] * stride[a] + phases[a][3] + lowest[a] * dilation[a] for a in range(3)]
-            rows = box_at(source_box, (start[0], *at, group * v["RED"] + c)).reshape(-1, v["CB"])
-            assert rows.size * 2 == v["SOURCE_BYTES"]
+            box_rows = box_at(source_box, (start[0], *at, group * v["RED"] + c)).reshape(-1, v["CB"])
+            assert box_rows.size * source.element_size() == v["SOURCE_BYTES"]
             held = np.zeros((8 * v["UNITS"], v["CB"]))
-            held[:len(rows)] = rows
+            held[:len(box_rows)] = box_rows
+            if narrow and rows.element_size() == 2:
+                held = held.reshape(len(held), -1, 16)[:, :, SHUFFLED].reshape(held.shape)
             for t in range(taps):
                 now = [t if a == axis else m[a] for a in range(3)]
                 tap = [phases[a][1] + now[a] * (stride[a] // common[a] if is_input else 1) for a in range(3)]
                 flat = (tap[0] * kernel[1] + tap[1]) * kernel[2] + tap[2]
                 line = 8 * v["LINE_UNITS"] * (taps - 1 - t if is_input else t)
                 a_rows = held[line:line + v["BM"]]
-                if is_input:
-                    b = box_at(weight_box, (group * v["RED"] + c, flat * v["WEIGHT_COL"] + column))
-                else:
-                    b = box_at(weight_box, (group * v["COL"] + column, flat * v["RED"] + c)).T
-                acc += a_rows @ b
+                fp8 = rows.element_size() == 1
+                at_weight = (group * v["RED"] + c, flat * v["WEIGHT_COL"] + column) if is_input and not fp8 else \
+                    (group * v["COL"] + column, flat * v["RED"] + c)
+                b = box_at(weight_box, at_weight[::-1] if v["TURNED"] else at_weight)
+                acc += a_rows @ (b.T if is_input == v["TURNED"] or fp8 else b)
         if item >= v["whole"]:
             parts[tile] = parts.get(tile, 0) + acc
             if part + 1 < v["PARTS"]:
@@ -170,62 +176,69 @@ def walk(lines: Any, source: Any, weight: Any, shape: tuple[int, ...]) -> Any:
     return out
 
 
-@pytest.mark.parametrize("text", GEOMETRIES)
+@needs_triton
+@pytest.mark.parametrize(("products", "text"), [(products, text) for products in PRODUCTS for text in GEOMETRIES
+                                                if products == "bf16" or "c136" not in text])  # which takes long
 @pytest.mark.parametrize("routine", ["conv", "input_grad"])
-def test_tiles_sum_every_product_once(routine: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_sum_every_product_once(products: str, routine: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from convgrad.backends.triton import box_line_plans, box_line_tiles
     from convgrad.backends.triton.geometry import geometry
 
     monkeypatch.setattr(box_line_plans, "INTERPRETED", False)
-    problem = Problem.parse(f"{routine} bf16 {text}")
+    dtype, *mode = products.split()
+    problem, operands, expected = integers_and_result(" ".join((routine, dtype, text, *mode)))
     geo = geometry(problem.conv)
     if not box_line_plans.fits(problem, geo):
-        assert routine == "conv" and geo.group_in < 16
+        red = geo.group_out if routine == "input_grad" else geo.group_in
+        patch = geo.kernel == geo.stride and max(geo.kernel) > 1
+        assert (routine == "conv" and geo.group_in < 16) or (dtype != "bf16" and (red % 16 or patch))
         return
-    rng = np.random.default_rng(3)
-    operands = [rng.integers(-3, 4, problem.shape_of_operand(name)).astype(np.float64) for name in problem.operands]
-    shape = problem.conv.shape_of(problem.wrt)
-    expected = np.empty(shape)
-    plan(problem.with_(dtype="float64", compute="f64", out_dtype="float64"), backend="reference").run(
-        tuple(operands), (expected,), None)
-    order = (0, *range(2, len(shape)), 1)
-    source, weight = (torch.from_numpy(np.ascontiguousarray(a.transpose(order))).bfloat16().permute(
-        *(order.index(axis) for axis in range(a.ndim))) for a in operands)
+    stored = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[dtype.split(">")[0]]
+    source, weight = (channels_last(operand).to(stored) for operand in operands)
+    if problem.weight_layout.endswith("IO"):
+        around = (*range(2, weight.dim()), 1, 0)
+        weight = weight.permute(around).contiguous().permute(*(around.index(axis) for axis in range(weight.dim())))
     tiles: dict[Any, Any] = {}
     for tile in box_line_tiles.all_tiles(box_line_tiles.work_of(problem, geo), None):
         tiles.setdefault((tile.BM == 64, tile.NT > 1 and tile.axis, tile.parts > 1, tile.CB), tile)
     for tile in list(tiles.values())[::max(1, len(tiles) // 4)]:
-        got = walk(box_line_plans.box_lines(problem, geo, tile), source, weight, shape)
-        got = got.transpose(0, 4, 1, 2, 3).reshape(shape)
+        got = walk(box_line_plans.box_lines(problem, geo, tile), source, weight, expected.shape)
+        got = got.transpose(0, 4, 1, 2, 3).reshape(expected.shape)
         assert np.array_equal(got, expected), str(tile)
 
 
-@pytest.mark.skipif(not INTERPRETED and not ON_GPU, reason="needs a GPU or TRITON_INTERPRET=1")
+@needs_triton
 @pytest.mark.parametrize("shape", [(3, 22, 5), (2, 150, 3, 4), (2, 16, 2, 3, 2)])
 def test_padded_copies(shape: tuple[int, ...]) -> None:
     from convgrad.backends.triton.box_line_plans import padded, up8
 
-    device = "cpu" if INTERPRETED else "cuda"
-    tensor = torch.randint(-9, 9, shape, device=device).bfloat16()
-    memory = torch.full((math.prod(shape) // shape[1] * up8(shape[1]) // 2,), float("nan"), device=device)
+    tensor = torch.randint(-9, 9, shape, device=DEVICE).bfloat16()
+    memory = torch.full((math.prod(shape) // shape[1] * up8(shape[1]) // 2,), float("nan"), device=DEVICE)
     assert torch.equal(padded(tensor, memory, torch.bfloat16), rows_of(tensor))
 
 
-@pytest.mark.skipif(not ON_GPU, reason="Gluon kernels run on a GPU only")
+@needs_gpu
 @pytest.mark.parametrize("text", GEOMETRIES)
 @pytest.mark.parametrize("routine", ["conv", "input_grad"])
 def test_on_a_gpu(routine: str, text: str) -> None:
     check_exact(f"{routine} bf16 {text}", "triton")
     check_bound(f"{routine} f16 {text}", "triton")
     check_bound(f"{routine} e4m3>bf16 {text}", "triton")
+    check_bound(f"{routine} e5m2>f32 {text}", "triton", positive=True)
+    check_exact(f"{routine} e4m3>f32 {text} fp8", "triton")
+    check_bound(f"{routine} e4m3>bf16 {text} fp8", "triton")
+    check_bound(f"{routine} e5m2>f32 {text} fp8", "triton", positive=True)
+    check_nonfinite(f"{routine} e4m3>f32 {text} fp8", "triton")
+    check_nonfinite(f"{routine} e5m2>f32 {text}", "triton")
     check_nonfinite(f"{routine} bf16 {text}", "triton")
 
 
-@pytest.mark.skipif(not ON_GPU, reason="Gluon kernels run on a GPU only")
+@needs_gpu
 @pytest.mark.parametrize("text", GEOMETRIES)
 @pytest.mark.parametrize("routine", ["conv", "input_grad"])
 def test_agrees_with_its_plain_twin(routine: str, text: str) -> None:
     from convgrad.backends.triton import box_line_plans
+    from convgrad.backends.triton.ahead import empty_tensor
     from convgrad.backends.triton.candidates import choice_of
     from convgrad.backends.triton.geometry import geometry
     from convgrad.backends.triton.plans import make_plan
@@ -236,8 +249,8 @@ def test_agrees_with_its_plain_twin(routine: str, text: str) -> None:
     operands = []
     for name in problem.operands:
         shape = problem.shape_of_operand(name)
-        stored = torch.randint(-3, 4, (shape[0], *shape[2:], shape[1]), device="cuda", generator=generator).bfloat16()
-        operands.append(stored.permute(0, -1, *range(1, len(shape) - 1)))
+        operands.append(empty_tensor(problem, name, problem.dtype, "cuda"))
+        operands[-1].copy_(torch.randint(-3, 4, shape, device="cuda", generator=generator))
     shape = problem.conv.shape_of(problem.wrt)
     wanted = torch.empty((shape[0], *shape[2:], shape[1]), device="cuda", dtype=torch.bfloat16).permute(
         0, -1, *range(1, len(shape) - 1))

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 import pytest
 from oracle import check_bound, check_exact, check_nonfinite
+from triton_here import box_at, channels_last, integers_and_result, needs_gpu, needs_interpreter, needs_triton, torch
 
 from convgrad import Problem
 from convgrad.plan import plan
-
-triton = pytest.importorskip("triton")
-torch = pytest.importorskip("torch")
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-ON_GPU = not INTERPRETED and torch.cuda.is_available()
 
 INPUT_GEOMETRIES = (
     "n3 c32 k32 i5x6 w3x3 p1x1 g8 NHWC OHWI",
@@ -49,24 +43,6 @@ WINDOW_GEOMETRIES = (
     "n3 c12 k32 i40 w11 s4 p5 g4 NLC OLI",
     "n2 c48 k48 i14x15 w3x3 s2x2 p1x1 g3 NHWC OHWI",
 )
-
-
-def channels_last(array: Any) -> Any:
-    """A canonical array as a bfloat16 tensor whose channels are neighbours in memory."""
-    order = (0, *range(2, array.ndim), 1)
-    return torch.from_numpy(np.ascontiguousarray(array.transpose(order))).bfloat16().permute(
-        *(order.index(axis) for axis in range(array.ndim)))
-
-
-def integers_and_gradient(text: str) -> tuple[Problem, list[Any], Any]:
-    """Small whole numbers as operands, and the exact result."""
-    problem = Problem.parse(text)
-    rng = np.random.default_rng(5)
-    operands = [rng.integers(-2, 3, problem.shape_of_operand(name)).astype(np.float64) for name in problem.operands]
-    expected = np.empty(problem.conv.shape_of(problem.wrt))
-    plan(problem.with_(dtype="float64", compute="f64", out_dtype="float64"), backend="reference").run(
-        tuple(operands), (expected,), None)
-    return problem, operands, expected
 
 
 def walk(cells: Any, dy: Any, weight: Any, spread: Any, shape: tuple[int, ...]) -> Any:
@@ -118,24 +94,14 @@ def walk(cells: Any, dy: Any, weight: Any, spread: Any, shape: tuple[int, ...]) 
     return out
 
 
-def box_at(tensor: Any, start: tuple[int, ...], size: tuple[int, ...]) -> Any:
-    """What the copy engine brings: a box of a tensor, zeros outside."""
-    out = np.zeros(size)
-    inner = [(max(0, -s), min(n, extent - s)) for s, n, extent in zip(start, size, tensor.shape)]
-    if all(low < high for low, high in inner):
-        out[tuple(slice(low, high) for low, high in inner)] = tensor[tuple(
-            slice(s + low, s + high) for s, (low, high) in zip(start, inner))]
-    return out
-
-
-@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+@needs_interpreter
 @pytest.mark.parametrize("text", INPUT_GEOMETRIES)
 def test_cells_cover_every_product_once(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from convgrad.backends.triton import cell_plans
     from convgrad.backends.triton.geometry import geometry
 
     monkeypatch.setattr(cell_plans, "INTERPRETED", False)
-    problem, operands, expected = integers_and_gradient(f"input_grad bf16 {text}")
+    problem, operands, expected = integers_and_result(f"input_grad bf16 {text}")
     geo = geometry(problem.conv)
     assert cell_plans.cells_fit(problem, geo)
     dy, weight = map(channels_last, operands)
@@ -155,7 +121,7 @@ def partial_launch(wide: Any, tile: Any, numbers: Any) -> Any:
     return lambda dy, x, out, table: weight_launch(wide, tile, numbers, dy, x, out)
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+@needs_interpreter
 @pytest.mark.parametrize("text", WEIGHT_GEOMETRIES)
 def test_collected_sums_of_the_wider_gradient(text: str) -> None:
     """The wider gradient by the plain kernel, then the sums that belong to each weight."""
@@ -166,7 +132,7 @@ def test_collected_sums_of_the_wider_gradient(text: str) -> None:
     from convgrad.backends.triton.tiles import choose_weight
     from convgrad.backends.triton.weight import weight_kernel
 
-    problem, operands, expected = integers_and_gradient(f"weight_grad bf16 {text}")
+    problem, operands, expected = integers_and_result(f"weight_grad bf16 {text}")
     geo = geometry(problem.conv)
     dy, x = map(channels_last, operands)
     found = list(wide_plans.ways(problem, geo))
@@ -188,7 +154,7 @@ def test_collected_sums_of_the_wider_gradient(text: str) -> None:
         assert np.array_equal(result.double().numpy(), expected), way
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+@needs_interpreter
 @pytest.mark.parametrize("text", WINDOW_GEOMETRIES)
 def test_collected_sums_of_windows(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The partial sums of the problem that the windows kernel sees, by the plain kernel, then collected."""
@@ -200,7 +166,7 @@ def test_collected_sums_of_windows(text: str, monkeypatch: pytest.MonkeyPatch) -
     from convgrad.backends.triton.weight import weight_kernel
 
     monkeypatch.setattr(window_plans, "INTERPRETED", False)
-    problem, operands, expected = integers_and_gradient(f"weight_grad bf16 {text}")
+    problem, operands, expected = integers_and_result(f"weight_grad bf16 {text}")
     geo = geometry(problem.conv)
     dy, x = map(channels_last, operands)
     assert window_plans.windows_fit(problem, geo)
@@ -218,7 +184,7 @@ def test_collected_sums_of_windows(text: str, monkeypatch: pytest.MonkeyPatch) -
         assert np.array_equal(result.double().numpy(), expected), tile
 
 
-@pytest.mark.skipif(not INTERPRETED and not ON_GPU, reason="needs a GPU or TRITON_INTERPRET=1")
+@needs_triton
 @pytest.mark.parametrize("wrt", ["input", "weight"])
 def test_windows_that_cover_whole_images(wrt: str) -> None:
     text = f"{wrt}_grad bf16 n5 c3 k16 i2x4x5 w2x4x5 s2x4x5 NDHWC ODHWI"
@@ -226,7 +192,7 @@ def test_windows_that_cover_whole_images(wrt: str) -> None:
     assert plan(Problem.parse(f"{text} cuda"), backend="triton").notes[0].startswith("windows cover whole images")
 
 
-@pytest.mark.skipif(not ON_GPU, reason="Gluon kernels run on a GPU only")
+@needs_gpu
 @pytest.mark.parametrize("wrt, text", [*(("input", text) for text in INPUT_GEOMETRIES),
                                        *(("weight", text) for text in WEIGHT_GEOMETRIES + WINDOW_GEOMETRIES)])
 def test_on_the_gpu(wrt: str, text: str) -> None:
@@ -235,7 +201,7 @@ def test_on_the_gpu(wrt: str, text: str) -> None:
     check_nonfinite(f"{wrt}_grad bf16 {text}", "triton")
 
 
-@pytest.mark.skipif(not ON_GPU, reason="Gluon kernels run on a GPU only")
+@needs_gpu
 @pytest.mark.parametrize("text", [*WINDOW_GEOMETRIES, "n40 c3 k16 i24x26 w5x5 p2x2 NHWC OHWI"])
 def test_windows_agree_with_their_plain_twin(text: str) -> None:
     """Also where a program sums a long run of boxes, some at the border of an image and some not."""
@@ -244,7 +210,7 @@ def test_windows_agree_with_their_plain_twin(text: str) -> None:
     from convgrad.backends.triton.geometry import geometry
     from convgrad.backends.triton.plans import make_plan
 
-    problem, operands, expected = integers_and_gradient(f"weight_grad bf16 {text}")
+    problem, operands, expected = integers_and_result(f"weight_grad bf16 {text}")
     tensors = tuple(channels_last(operand).cuda() for operand in operands)
     by_shape = {(t.swapped, t.BN, t.RT, t.box): t for t in window_plans.all_windows(geometry(problem.conv), None)}
     assert by_shape

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any
-
 import numpy as np
 import pytest
 from oracle import check_bound, check_nonfinite
+from triton_here import DEVICE, integers_on_gpu, needs_gpu, needs_triton, torch
 
 from convgrad import Problem
-from convgrad.plan import clear_plan_cache
-
-pytest.importorskip("triton")
-torch = pytest.importorskip("torch")
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-ON_GPU = not INTERPRETED and torch.cuda.is_available()
-needs_triton = pytest.mark.skipif(not INTERPRETED and not ON_GPU, reason="needs a GPU or TRITON_INTERPRET=1")
-needs_gpu = pytest.mark.skipif(not ON_GPU, reason="boxes and lines of parts run on a GPU only")
+from convgrad.plan import clear_plan_cache, plan
 
 GEOMETRIES = (
     "n3 c16 k24 i5x6 w3x3 p1x1 NHWC OHWI",
@@ -38,9 +28,8 @@ def test_parts_hold_the_number(part_count: int) -> None:
 
     values = np.random.default_rng(1).standard_normal((3, 8, 5)).astype(np.float32)
     values.reshape(-1)[:7] = (np.inf, -np.inf, np.nan, 3.4e38, -1e-45, 1e-40, 0.0)
-    device = "cpu" if INTERPRETED else "cuda"
-    stored = torch.empty(part_count * 4 * 5 * 8, dtype=torch.bfloat16, device=device)
-    split_step(part_count, 4, (1, 1, 5))(torch.from_numpy(values).to(device), stored)
+    stored = torch.empty(part_count * 4 * 5 * 8, dtype=torch.bfloat16, device=DEVICE)
+    split_step(part_count, 4, (1, 1, 5))(torch.from_numpy(values).to(DEVICE), stored)
     parts = stored.float().cpu().numpy().astype(np.float64).reshape(part_count, 4, 5, 8).transpose(0, 1, 3, 2)
     assert (parts[:, 3] == 0).all(), "images beyond the last are zeros"
     first, rest = parts[0, :3], parts[1:, :3].sum(0)
@@ -50,8 +39,8 @@ def test_parts_hold_the_number(part_count: int) -> None:
     error = np.abs(parts[:, :3].sum(0)[finite] - values[finite])
     assert (error <= np.abs(values[finite]) * 2.0**(-16 if part_count == 2 else -24) + 2.0**-133).all()
     # a block that begins before the first row and ends behind the last one has zeros there
-    block = torch.empty(part_count * 3 * 9 * 8, dtype=torch.bfloat16, device=device)
-    split_step(part_count, 3, (1, 1, 9), 2, -2)(torch.from_numpy(values).to(device), block)
+    block = torch.empty(part_count * 3 * 9 * 8, dtype=torch.bfloat16, device=DEVICE)
+    split_step(part_count, 3, (1, 1, 9), 2, -2)(torch.from_numpy(values).to(DEVICE), block)
     rows = block.float().cpu().numpy().astype(np.float64).reshape(part_count, 3, 9, 8).transpose(0, 1, 3, 2)
     assert np.array_equal(rows[..., 2:7], parts[:, :3], equal_nan=True) and not rows[..., [0, 1, 7, 8]].any()
 
@@ -73,19 +62,14 @@ def test_sums_of_products_of_parts(text: str, question: str, few_products: bool,
     plan = make_plan(problem, None)
     assert plan.kernel.startswith("parts3" if few_products else "parts"), plan.kernel
     plans = [plan, *(make_plan(problem, plan.workspace_bytes // part) for part in (2, 5))]
-    generator = torch.Generator(device="cuda").manual_seed(3)
-    operands: list[Any] = []
-    for name in problem.operands:
-        shape = problem.shape_of_operand(name)
-        stored = torch.randint(-99, 100, (shape[0], *shape[2:], shape[1]), device="cuda", generator=generator).float()
-        operands.append(stored.permute(0, -1, *range(1, len(shape) - 1)))
+    operands = integers_on_gpu(problem, 99)
     exact = make_plan(problem.with_(dtype="float64", out_dtype="float64", compute="f64"), None)
     shape = problem.conv.shape_of(problem.wrt)
     expected = torch.empty(shape, dtype=torch.float64, device="cuda")
     exact.run(tuple(operand.double() for operand in operands), (expected,), None)
     for chosen in plans:
         result = torch.full(shape, float("nan"), device="cuda")
-        chosen.run(tuple(operands), (result,), None)
+        chosen.run(operands, (result,), None)
         assert torch.equal(result.double(), expected), chosen.kernel
 
 
@@ -103,3 +87,35 @@ def test_parts_keep_the_contract(text: str, question: str, monkeypatch: pytest.M
         check_nonfinite(f"{question} f32 {text}", "triton")
     finally:
         clear_plan_cache()
+
+
+@needs_gpu
+@pytest.mark.parametrize("images, share", [(2, 1), (6, 3)])
+def test_infinite_operands_of_split_sums(images: int, share: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real numbers, whose lower parts meet Inf as well; several runs, and several chunks in a third of the memory."""
+    from convgrad.backends.triton import part_plans
+    from convgrad.backends.triton.geometry import geometry
+    from convgrad.backends.triton.ways import weight_by_parts
+
+    monkeypatch.setattr(part_plans, "POINTER_FLOPS", 1.0)
+    problem = Problem.parse(f"weight_grad f32 n{images} c64 k64 i19x17 w3x3 p1x1 NHWC OHWI cuda")
+    geo = geometry(problem.conv)
+    whole = part_plans.for_weight(problem, geo, None)
+    assert whole is not None
+    way = weight_by_parts(problem, geo, whole.workspace_bytes // share, None)
+    assert way is not None
+    rng = np.random.default_rng(4)
+    operands = [rng.standard_normal(problem.shape_of_operand(name)).astype(np.float32) for name in problem.operands]
+    operands[0][0, 5, 3, 4] = np.inf
+    operands[1][images - 1, 9, 0, 0] = -np.inf
+    expected = np.empty(problem.conv.weight_shape)
+    plan(problem.with_(dtype="float64", compute="f64", out_dtype="float64", device="cpu"), backend="reference").run(
+        tuple(operand.astype(np.float64) for operand in operands), (expected,), None)
+    on_gpu = tuple(torch.from_numpy(operand).cuda().contiguous(memory_format=torch.channels_last)
+                   for operand in operands)
+    result = torch.empty(problem.conv.weight_shape, device="cuda", memory_format=torch.channels_last)
+    way.run(on_gpu, result, None)
+    got = result.cpu().numpy()
+    assert np.array_equal(np.isnan(got), np.isnan(expected))
+    assert np.array_equal(got[np.isinf(expected)], expected[np.isinf(expected)])
+    assert np.isfinite(got[np.isfinite(expected)]).all()

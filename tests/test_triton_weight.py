@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from typing import Any
 
 import numpy as np
 import pytest
 from oracle import check_bound, check_exact, check_nonfinite
+from triton_here import (
+    ON_GPU,
+    channels_last,
+    integers_and_result,
+    integers_on_gpu,
+    needs_gpu,
+    needs_triton,
+    torch,
+)
 
 from convgrad import Problem
-from convgrad.plan import plan
-
-triton = pytest.importorskip("triton")
-torch = pytest.importorskip("torch")
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-ON_GPU = not INTERPRETED and torch.cuda.is_available()
 
 GEOMETRIES = (
     "n3 c16 k24 i5x6 w3x3 p1x1 NHWC OHWI",
@@ -30,38 +31,52 @@ GEOMETRIES = (
     "n2 c64 k64 i6x7 w3x3 p3x3 d3x2 g2 NHWC OHWI",
     "n4 c4 k16 i8x12 w2x4 s2x4 NHWC OHWI",
     "n9 c2 k16 i2x4x4 w2x4x4 s2x4x4 NDHWC ODHWI",
+    "n2 c16 k32 i67 w16 s8 p4 NLC OLI",
+    "n3 c16 k16 i40 w3 s9 d2 NLC OLI",
+    "n3 c50 k44 i9x8 w3x3 p1x1 NHWC OHWI",
+    "n5 c34 k150 i40 w3 d4 p8:0 NLC OLI",
+    "n6 c72 k136 i9 w3 p1 TBC LIO",
 )
 
 
-def box_at(tensor: Any, start: tuple[int, ...], size: tuple[int, ...]) -> Any:
-    """What the copy engine brings: a box of a tensor, zeros outside."""
-    out = np.zeros(size)
-    inner = [(max(0, -s), min(n, extent - s)) for s, n, extent in zip(start, size, tensor.shape)]
+def box_at(described: Any, start: tuple[int, ...]) -> Any:
+    """What the copy engine brings: a box of a tensor as rows of channels, zeros outside."""
+    # what it can do: of a row, as much as it turns around in shared memory
+    assert max(described.span) <= 256 and max(described.steps) <= 8 and 2 * described.box[-1] <= 128
+    assert start[-1] % 8 == 0, "it reads from multiples of 16 bytes"
+    tensor = described.base.as_strided(described.shape, described.strides).float().numpy()
+    out = np.zeros(described.block_shape)
+    inner = [(-(min(0, first) // step), min(size, -((first - extent) // step)))
+             for first, size, step, extent in zip(start, described.block_shape, described.steps, tensor.shape)]
     if all(low < high for low, high in inner):
         out[tuple(slice(low, high) for low, high in inner)] = tensor[tuple(
-            slice(s + low, s + high) for s, (low, high) in zip(start, inner))]
-    return out
+            slice(first + low * step, first + (high - 1) * step + 1, step)
+            for first, step, (low, high) in zip(start, described.steps, inner))]
+    return out.reshape(-1, out.shape[-1])
 
 
 def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any) -> Any:
     """The sums of weight_lines.py in NumPy, from the launch that the plan describes: (O, I, three taps)."""
     shape = (geo.groups * geo.group_out, geo.group_in, *geo.kernel)
     launch = step.describe(dy, x, torch.empty((tile.splits, *shape)))
-    names = step.kernel.arg_names[9:9 + len(launch.scalars)]
+    names = step.kernel.arg_names[6:6 + len(launch.scalars)]
     v = {**dict(zip(names, launch.scalars)), **launch.constants}
-    first, *views, _, _, _, table = launch.leading(dy, x, None)
-    views = [view_of(d) for d in views if d is not None]
-    source = view_of(first)
-    kernel, stride, dilation, pad, phases, jump, sizes = ([v[f"{letter}{a}"] for a in range(3)] for letter in "KTDPFJB")
+    dy_box, x_box, _, _, _, table = launch.leading(dy, x, None)
+    kernel, stride, dilation, pad, sizes = ([v[f"{letter}{a}"] for a in range(3)] for letter in "KTDPB")
     axis, taps, box = v["AXIS"], v["NT"], (v["PN"], *sizes)
     spacing = dilation[axis] if v["CHAIN"] and stride[axis] == 1 else 1
     result = np.zeros(shape)
     groups_of_taps = [range(0, kernel[a], taps if a == axis else 1) for a in range(3)]
     tiles = list(itertools.product(range(geo.groups), *groups_of_taps, range(0, geo.group_out, tile.BK),
                                    range(0, geo.group_in, tile.CB)))
-    assert len(table) == 5 * launch.grid[0] * v["SEGMENTS"]
+    if v["PARTS"]:
+        segments = [(number, part, None, None, 0) for part in range(v["PARTS"]) for number in range(len(tiles))]
+    else:
+        segments = table.reshape(-1, 5).tolist()
+    assert len(segments) == launch.grid[0] * v["SEGMENTS"]
     written = set()
-    for number, part, begin, end, fill in table.reshape(-1, 5).tolist():
+    for number, part, begin, end, fill in segments:
+        assert v["FILL"] or fill == 0
         if part < 0:
             continue
         group, *tap, k, c = tiles[number]
@@ -69,10 +84,11 @@ def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any) -> Any:
             assert one < tile.splits and (number, one) not in written
             written.add((number, one))
         offsets, boxes = inside(tap, v, box)
+        if begin is None:  # found by the kernel itself
+            count = v["length"] * v["spread"] * math.prod(boxes) * v["images"]
+            run = -(-count // v["PARTS"])
+            begin, end = min(part * run, count), min(part * run + run, count)
         reach = [tap[a] * dilation[a] - pad[a] for a in range(3)]
-        shift = [reach[a] // (stride[a] // jump[a]) for a in range(3)]
-        phase = [tap[a] % phases[a] for a in range(3)]
-        view = views[(phase[0] * phases[1] + phase[1]) * phases[2] + phase[2]]
         for line in range(begin, end):
             rest, at = divmod(line, v["length"])
             rest, residue = divmod(rest, v["spread"])
@@ -82,10 +98,10 @@ def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any) -> Any:
                 q[a] = (q[a] + offsets[a]) * box[1 + a]
             q[axis] += residue + at * spacing
             n = rest * box[0]
-            a_line = box_at(source, (n, *q, group * geo.group_out + k), (*box, tile.BK)).reshape(-1, tile.BK)
+            a_line = box_at(dy_box, (n, *q, group * geo.group_out + k))
             for t in range(taps):
-                i = [q[a] * jump[a] + shift[a] + (t * dilation[a] if a == axis else 0) for a in range(3)]
-                b_line = box_at(view, (n, *i, group * geo.group_in + c), (*box, tile.CB)).reshape(-1, tile.CB)
+                i = [q[a] * stride[a] + reach[a] + (t * dilation[a] if a == axis else 0) for a in range(3)]
+                b_line = box_at(x_box, (n, *i, group * geo.group_in + c))
                 here = tuple(tap[a] + (t if a == axis else 0) for a in range(3))
                 if here[axis] < kernel[axis]:
                     rows, columns = min(tile.BK, geo.group_out - k), min(tile.CB, geo.group_in - c)
@@ -110,35 +126,26 @@ def inside(tap: list[int], v: dict[str, Any], box: tuple[int, ...]) -> tuple[lis
     return offsets, boxes
 
 
-def view_of(descriptor: Any) -> Any:
-    return descriptor.base.as_strided(descriptor.shape, descriptor.strides).float().numpy()
-
-
 @pytest.mark.parametrize("text", GEOMETRIES)
 def test_lines_cover_every_product_once(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from convgrad.backends.triton import line_plans
     from convgrad.backends.triton.geometry import geometry
 
     monkeypatch.setattr(line_plans, "INTERPRETED", False)
-    problem = Problem.parse(f"weight_grad bf16 {text}")
+    problem, operands, expected = integers_and_result(f"weight_grad bf16 {text}")
     geo = geometry(problem.conv)
     fold = line_plans.folded_axes(problem, geo)
     seen = line_plans.folded(geo, fold)
-    assert line_plans.lines_fit(problem, seen)
-    rng = np.random.default_rng(3)
-    operands = [rng.integers(-3, 4, problem.shape_of_operand(name)).astype(np.float64) for name in problem.operands]
-    expected = np.empty(problem.conv.weight_shape)
-    plan(problem.with_(dtype="float64", compute="f64", out_dtype="float64"), backend="reference").run(
-        tuple(operands), (expected,), None)
-    order = (0, *range(2, operands[0].ndim), 1)
-    dy, x = (torch.from_numpy(np.ascontiguousarray(a.transpose(order))).bfloat16().permute(
-        *(order.index(axis) for axis in range(a.ndim))) for a in operands)
+    assert line_plans.lines_fit(problem, seen, fold)
+    dy, x = (channels_last(np.pad(a, [(0, 0), (0, 0 if fold else -a.shape[1] % 8), *[(0, 0)] * (a.ndim - 2)]))
+             for a in operands)
     monkeypatch.setattr(line_plans, "MULTIPROCESSORS", 5)  # so that these small problems are shared, too
     by_shape = {(t.BK, t.CB, t.NT, t.axis, t.chain, t.programs > 0, t.box): t for t in line_plans.all_lines(seen, None)}
     assert by_shape
     x = line_plans.folded_view(x, geo, fold)
     for tile in list(by_shape.values())[::max(1, len(by_shape) // 4)]:
         tile = line_plans.settled(seen, tile)
+        tile = line_plans.turned(seen, tile) if problem.weight_layout.endswith("O") else tile
         result = walk(seen, tile, line_plans.line_weight(seen, tile), dy, x)
         taps = (*seen.kernel[:3 - fold], *geo.kernel[3 - fold:])
         result = result.reshape(result.shape[0], -1, *seen.kernel)
@@ -148,16 +155,34 @@ def test_lines_cover_every_product_once(text: str, monkeypatch: pytest.MonkeyPat
         assert np.array_equal(result.reshape(expected.shape), expected), str(tile)
 
 
-@pytest.mark.skipif(not INTERPRETED and not ON_GPU, reason="needs a GPU or TRITON_INTERPRET=1")
+@needs_triton
 @pytest.mark.parametrize("text", GEOMETRIES)
 def test_weight_gradient(text: str) -> None:
     check_exact(f"weight_grad bf16 {text}", "triton")
     if ON_GPU:
         check_bound(f"weight_grad f16 {text}", "triton")
         check_nonfinite(f"weight_grad bf16 {text}", "triton")
+        check_bound(f"weight_grad e4m3>f32 {text} fp8", "triton")
+        check_nonfinite(f"weight_grad e5m2>f32 {text}", "triton")
 
 
-@pytest.mark.skipif(not ON_GPU, reason="Gluon kernels run on a GPU only")
+@pytest.mark.parametrize(("text", "limit", "decoded"), [
+    ("n256 c256 k256 i14x14 w3x3 p1x1 NHWC OHWI", None, True),
+    ("n256 c256 k256 i14x14 w3x3 p1x1 NHWC OHWI", 48 << 20, False),
+    ("n8 c256 k256 i200x336 w3x3 p1x1 NHWC OHWI", None, False),
+])
+def test_16_bit_copies_of_fp8_stay_within_the_workspace(text: str, limit: int | None, decoded: bool,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    from convgrad.backends.triton import line_plans
+    from convgrad.backends.triton.plans import make_plan
+
+    monkeypatch.setattr(line_plans, "INTERPRETED", False)
+    chosen = make_plan(Problem.parse(f"weight_grad e4m3>f32 {text} cuda"), limit)
+    assert chosen.kernel.startswith("decoded_lines") == decoded
+    assert chosen.workspace_bytes <= (limit or 64 << 20)
+
+
+@needs_gpu
 @pytest.mark.parametrize("text", GEOMETRIES[:6])
 def test_lines_agree_with_their_plain_twin(text: str) -> None:
     from convgrad.backends.triton import line_plans
@@ -169,13 +194,41 @@ def test_lines_agree_with_their_plain_twin(text: str) -> None:
     lines = make_plan(problem, None, choice_of("lines", line_plans.worth_measuring(problem, geometry(problem.conv))[0]))
     twin = make_plan(problem, None, {"kernel": "plain"})
     assert lines.kernel.startswith("lines") and not twin.kernel.startswith("lines")
-    generator = torch.Generator(device="cuda").manual_seed(5)
-    operands = []
-    for name in problem.operands:
-        shape = problem.shape_of_operand(name)
-        stored = torch.randint(-3, 4, (shape[0], *shape[2:], shape[1]), device="cuda", generator=generator).bfloat16()
-        operands.append(stored.permute(0, -1, *range(1, len(shape) - 1)))
+    operands = integers_on_gpu(problem)
     results = [torch.full(problem.conv.weight_shape, math.nan, device="cuda").bfloat16() for _ in range(2)]
-    lines.run(tuple(operands), (results[0],), None)
-    twin.run(tuple(operands), (results[1],), None)
+    lines.run(operands, (results[0],), None)
+    twin.run(operands, (results[1],), None)
     assert torch.equal(*results)
+
+
+@needs_gpu
+@pytest.mark.parametrize("text", GEOMETRIES[-3:])
+def test_lines_are_chosen(text: str) -> None:
+    from convgrad.backends.triton.plans import make_plan
+
+    assert make_plan(Problem.parse(f"weight_grad bf16 {text} cuda"), None).kernel.startswith("lines")
+
+
+def test_copies_of_ragged_channels_keep_within_the_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    from convgrad.backends.triton import line_plans, ways
+    from convgrad.backends.triton.geometry import geometry
+
+    monkeypatch.setattr(line_plans, "INTERPRETED", False)
+    problem = Problem.parse("weight_grad bf16 n64 c150 k152 i1000 w7 p384:0 d64 NLC OLI cuda")
+    geo = geometry(problem.conv)
+    copy = 2 * 64 * 1000 * 152  # of x alone
+    for limit in (None, 2 * copy, copy):
+        way = ways.by_lines(problem, geo, limit, None)
+        assert way is not None and copy <= way.workspace_bytes <= (limit or 64 << 20)
+    assert ways.by_lines(problem, geo, copy - 1, None) is None
+
+
+def test_turned_tiles_are_for_results_with_neighbouring_output_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    from convgrad.backends.triton import line_plans
+    from convgrad.backends.triton.geometry import geometry
+
+    monkeypatch.setattr(line_plans, "INTERPRETED", False)
+    for layout, turned in (("LIO", True), ("OLI", False)):
+        problem = Problem.parse(f"weight_grad bf16 n80 c2048 k4096 i50 w1 TBC {layout} cuda")
+        found = line_plans.for_problem(problem, geometry(problem.conv), None, None)
+        assert found is not None and found.tile.splits == 1 and found.tile.turned == turned

@@ -40,7 +40,8 @@ def conv(input: Any, weight: Any, *, stride: Ints = 1, padding: Padding = 0, dil
     layout, weight_layout : str, optional
         Axis orders such as "NHWC", "TBC", "HWIO"; the defaults are channels first and O, I, spatial.
     compute : str, optional
-        Rounding of the operands before they are multiplied: "f32" (none), "tf32", "hf32", "bf16", "f16", ...
+        Rounding of the operands before they are multiplied: "f32" (none), "tf32", "hf32", "bf16", "f16", ...; "fp8"
+        leaves FP8 operands as they are and allows the sums of GPUs that multiply them faster (docs/contract.md).
     dtype : str, optional
         What uint8 operands hold: "hifloat8", "float8_e4m3fn" or "float8_e5m2".
     out : array, optional

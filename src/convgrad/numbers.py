@@ -170,7 +170,7 @@ MANTISSA_MODES = {"tf32": (10, "away"), "hf32": (11, "away"), "hf32_even": (11, 
 
 def round_operand(values: Array, compute: str) -> Array:
     """Round operands (exact values as float64) as the compute mode does before products; NaN and Inf stay."""
-    if compute in ("f64", "f32"):
+    if compute in ("f64", "f32", "fp8"):
         return values
     if compute == "f16":
         return encode(values, "float16").astype(np.float64)
@@ -190,15 +190,24 @@ def sum_error_factor(length: int) -> float:
     return 8.0 + 2.0 * math.sqrt(length)
 
 
+# What sums of FP8 products on tensor cores may lose, of the sum of |a*b|. An instruction adds 32 products to a sum: it
+# cuts each of these 33 terms off 13 bits below the largest, and the new sum to 13 bits. Four instructions follow each
+# other before their sum is added in float32.
+FP8_SUM_ERROR = 4 * 34 * 2.0**-13
+
+
 def sum_error(problem: Problem, wrt: str, magnitude: Array) -> Array:
     """How far a computed sum may be from the exact one, before the result is rounded to the output format.
 
     `f(L)*2^-24*magnitude` (2^-53 for float64), plus one smallest normal number of the arithmetic, because the bf16
     instructions of processors flush smaller products to zero. `magnitude` is the sum of |a*b| over the same terms.
+    Output and input gradient with compute mode fp8 may lose FP8_SUM_ERROR more of it.
     """
     wide = problem.dtype == "float64"
-    factor = sum_error_factor(problem.conv.reduction_length(wrt))
-    error: Array = factor * (2.0**-53 if wide else 2.0**-24) * magnitude + np.where(
+    factor = sum_error_factor(problem.conv.reduction_length(wrt)) * (2.0**-53 if wide else 2.0**-24)
+    if problem.compute == "fp8" and wrt in ("output", "input"):
+        factor += FP8_SUM_ERROR
+    error: Array = factor * magnitude + np.where(
         magnitude > 0, 2.0**-1022 if wide else 2.0**-126, 0.0)
     return error
 

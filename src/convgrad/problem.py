@@ -30,8 +30,9 @@ DTYPES = {
     "float8_e4m3fn": ("e4m3", 1), "float8_e5m2": ("e5m2", 1), "hifloat8": ("hif8", 1),
 }
 LONG_DTYPE = {short: name for name, (short, _) in DTYPES.items()} | {name: name for name in DTYPES}
-# Rounding of the operands before they are multiplied; numbers.round_operand defines each.
-COMPUTE_MODES = ("f64", "f32", "tf32", "hf32", "hf32_even", "hf32_10", "hf32_10_even", "bf16", "f16")
+# Rounding of the operands before they are multiplied; numbers.round_operand defines each. `fp8` rounds nothing: it
+# allows sums of FP8 products a wider error (numbers.sum_error), as the tensor cores of GPUs make it.
+COMPUTE_MODES = ("f64", "f32", "tf32", "hf32", "hf32_even", "hf32_10", "hf32_10_even", "bf16", "f16", "fp8")
 
 LIMIT = 2**62  # extents and offsets are signed 64-bit; this leaves room for products with a stride
 
@@ -348,6 +349,9 @@ def checked_compute(compute: str | None, dtype: str) -> str:
     if (compute == "f64") != (dtype == "float64"):
         raise ValueError(f"compute={compute!r} does not go with {dtype} operands: float64 data is computed in f64, "
                          "all other data in f32 or less")
+    if compute == "fp8" and not dtype.startswith("float8"):
+        raise ValueError(f"compute='fp8' does not go with {dtype} operands: it takes float8_e4m3fn or float8_e5m2 as "
+                         "it is and rounds nothing to it")
     return compute
 
 

@@ -12,7 +12,7 @@ UNLIMITED = 2**62
 WRT_BIT = {"output": 1, "input": 2, "weight": 4, "bias": 8}
 DTYPE_CODE = {name: code for code, name in enumerate(DTYPES)}
 COMPUTE_CODE = {"f64": 0, "f32": 1, "hf32": 2, "hf32_even": 3, "hf32_10": 4, "tf32": 4, "hf32_10_even": 5, "bf16": 6,
-                "f16": 7}
+                "f16": 7, "fp8": 1}  # sums of FP8 products in full are within the wider error that fp8 allows
 assert set(COMPUTE_CODE) == set(COMPUTE_MODES)
 
 

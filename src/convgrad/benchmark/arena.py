@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from .judge import Expected, Verified, canonical, in_layout, random_operands
 from .layers import Layer
 from .peers import Peer
 from .provenance import describe_machine
-from .timing import REST_SECONDS, ROUNDS, Contestant, clocked
+from .timing import MAX_REPEATS, REST_SECONDS, ROUNDS, Contestant, clocked
 
 OURS = "convgrad"
 
@@ -36,6 +36,7 @@ class Arena(Protocol):
     device: str
     rest: float  # seconds between turns
     rounds: int  # turns of each contestant at most
+    repeats: int  # of a turn at most
 
     def describe(self) -> dict[str, Any]:
         """Machine, peer and ceilings, for the results."""
@@ -49,8 +50,8 @@ class Arena(Protocol):
     def ours(self, problem: Problem, layout: str) -> Entry:
         """Verify our result for the prepared problem in the layouts of `problem`."""
 
-    def peers(self, layer: Layer, problem: Problem) -> tuple[list[Contestant], list[str]]:
-        """The peer's contestants for the prepared problem, and remarks for the row."""
+    def peers(self, layer: Layer, problem: Problem, left_out: Collection[str]) -> tuple[list[Contestant], list[str]]:
+        """The peer's contestants for the prepared problem, without some of its ways, and remarks for the row."""
 
 
 def public_call(problem: Problem, operands: dict[str, Any], backend: str | None,
@@ -96,6 +97,7 @@ class CpuArena:
     device = "cpu"
     rest = REST_SECONDS
     rounds = ROUNDS
+    repeats = MAX_REPEATS
 
     def __init__(self, threads: int, peer: Peer | None = None, backend: str | None = None, clock: str = "wall",
                  fresh_memory: bool = False) -> None:
@@ -130,5 +132,5 @@ class CpuArena:
         verified = self.expected.check(result, chosen.kernel)
         return Entry(Contestant(OURS, layout, lambda repeats: clocked(call, repeats, self.clock)), chosen, verified)
 
-    def peers(self, layer: Layer, problem: Problem) -> tuple[list[Contestant], list[str]]:
-        return self.peer.contestants(problem, layer.transposed) if self.peer else ([], [])
+    def peers(self, layer: Layer, problem: Problem, left_out: Collection[str]) -> tuple[list[Contestant], list[str]]:
+        return self.peer.contestants(problem, layer.transposed, left_out) if self.peer else ([], [])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -16,27 +17,27 @@ from ..machine import cores
 from ..plan import BACKENDS
 from ..problem import LONG_DTYPE
 from .arena import Arena, CpuArena
-from .layers import ALL_GRADIENTS, GRADIENTS, LAYOUTS, Layer, known_sets, load_layers, select
+from .layers import ALL_GRADIENTS, CLASSES, GRADIENTS, LAYOUTS, Layer, known_sets, load_layers, select, spread
 from .peers import Peer
 from .report import markdown, print_tables, ratio_text
 from .results import document, load, save
-from .rows import Choice, Row, failed, measure
+from .rows import Choice, Row, asked, failed, layouts_of, measure
 from .timing import CLOCKS
 
-if TYPE_CHECKING:
-    from .cuda import CudaArena
+CLASS_WORDS = {name.replace(" ", "_"): name for name in CLASSES}
+SAVE_SECONDS = 1.0  # after so much time the file of results is written anew
 
-COMPILE_SECONDS = 600.0
-SAVED_ROWS = 10  # after so many rows the file of results is written anew
 
 def add_commands(subparsers: Any) -> None:
     """Add the commands to the `convgrad` command line; each sets `run` to its function."""
     bench = subparsers.add_parser("bench", help="time the gradients of real layers, verified, beside a peer")
     bench.add_argument("set", nargs="?", default="core", help=f"{', '.join(known_sets())}, or a .txt file of layers")
-    bench.add_argument("--dtype", default="f32,bf16,f16", help="number formats, comma-separated (default: %(default)s)")
+    bench.add_argument("--dtype", help="number formats, comma-separated (default: f32,bf16,f16; on a GPU bf16,f16)")
     bench.add_argument("--gradient", help=f"comma-separated (default: {','.join(GRADIENTS)}; on a GPU {ALL_GRADIENTS} "
                        "too, which is input, weight and bias from one call)")
     bench.add_argument("--filter", default="", help="only layers with one of these words in name, class or model")
+    bench.add_argument("--class", dest="classes", default="",
+                       help=f"only layers of these classes: {', '.join(CLASS_WORDS)}")
     bench.add_argument("--peer", choices=("torch", "none"), default="torch", help="whom to compare with")
     bench.add_argument("--layout", choices=LAYOUTS,
                        help="measure ours in this layout only (default: both; on a GPU channels_last)")
@@ -48,7 +49,12 @@ def add_commands(subparsers: Any) -> None:
     bench.add_argument("--fresh-memory", action="store_true",
                        help="let the C library give memory back between calls, on both sides (default: keep it)")
     bench.add_argument("--seconds", type=float, help="running time per contestant (default: 0.25, on a GPU 0.03)")
-    bench.add_argument("--limit-seconds", type=float, help="start no new row after this much time")
+    bench.add_argument("--limit-seconds", type=float,
+                       help="start no new row after this much time; the classes then share it evenly")
+    bench.add_argument("--known", nargs="+", metavar="FILE",
+                       help="results of earlier runs: a layout that was far slower for the peer there is not searched")
+    bench.add_argument("--overhead", action="store_true", help="on a GPU: the host's time of first and later calls, "
+                       "with nothing compiled before; --limit-seconds shares the time among the classes")
     bench.add_argument("--json", metavar="FILE", help="write the results here")
     bench.set_defaults(run=run_bench)
 
@@ -84,12 +90,14 @@ def run_bench(args: argparse.Namespace) -> int:
     known = (*GRADIENTS, ALL_GRADIENTS) if on_gpu else GRADIENTS
     layout = args.layout or ("channels_last" if on_gpu else None)
     try:
-        layers = select(load_layers(args.set), args.filter)
-        choice = Choice(words(args.dtype, LONG_DTYPE, "--dtype"),
+        classes = words(args.classes, CLASS_WORDS, "--class") or CLASSES
+        layers = select(load_layers(args.set), args.filter, classes)
+        earlier: list[Row] = load(args.known)["rows"] if args.known else []
+        choice = Choice(words(args.dtype or ("bf16,f16" if on_gpu else "f32,bf16,f16"), LONG_DTYPE, "--dtype"),
                         words(args.gradient or ",".join(known), {name: name for name in known}, "--gradient"),
                         (layout,) if layout else None, args.seconds or (0.03 if on_gpu else 0.25), args.limit_seconds)
         if not layers:
-            raise ValueError(f"no layer of {args.set} matches --filter {args.filter!r}")
+            raise ValueError(f"no layer of {args.set} matches --filter {args.filter!r} --class {args.classes!r}")
         if args.threads < 1:
             raise ValueError(f"--threads must be at least 1, got {args.threads}")
         if args.clock == "cpu" and args.threads != 1:
@@ -97,31 +105,56 @@ def run_bench(args: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         console.print(f"convgrad bench: {error}", style="red", markup=False)
         return 2
+    if choice.limit_seconds is not None:
+        layers = spread(layers)
     wanted = args.peer != "none"
     if wanted and not Peer.installed(args.peer):
         console.print(f"{args.peer} is not installed: no comparison (pip install {args.peer})", style="yellow")
         wanted = False
     if on_gpu:
-        from .cuda import CudaArena, cuda_missing
+        from .cuda import CudaArena, cuda_missing, questions_of
 
         missing = cuda_missing()
         if missing:
             console.print(f"convgrad bench: {missing}", style="red", markup=False)
             return 2
-        cuda = CudaArena(wanted, args.backend)
-        spent = compiled_ahead(layers, choice, cuda, console)
+        start = time.monotonic()
+        if args.overhead:
+            return run_overhead(layers, choice, args, console)
+        cuda = CudaArena(wanted, args.backend, list(dict.fromkeys(
+            question for dtype, layer, gradient in asked(layers, choice) for layout in layouts_of(layer, choice)
+            for question in questions_of(layer, gradient, dtype, layout))))
         if choice.limit_seconds is not None:
-            choice = replace(choice, limit_seconds=max(1.0, choice.limit_seconds - spent))
-        results = measured(args.set, layers, choice, cuda, console, args.json)
+            choice = replace(choice, limit_seconds=choice.limit_seconds - (time.monotonic() - start))
+        results = measured(args.set, layers, choice, cuda, console, args.json, earlier)
     else:
         with Peer(args.peer, args.threads, args.clock, args.fresh_memory) as peer:
             arena = CpuArena(args.threads, peer if wanted else None, args.backend, args.clock, args.fresh_memory)
-            results = measured(args.set, layers, choice, arena, console, args.json)
+            results = measured(args.set, layers, choice, arena, console, args.json, earlier)
     print_tables(results, Console(width=None if sys.stdout.isatty() else 220))
+    spent = {name: sum(row["spent_s"][name] for row in results["rows"]) for name in ("ours", "peer", "timing")}
+    console.print("seconds spent: {ours:.0f} on our results and their proof, {peer:.0f} on preparing the peer, "
+                  "{timing:.0f} on timing".format(**spent))
     if args.json:
         save(results, args.json)
         console.print(f"results: {args.json}")
     return 1 if any(failed(row) for row in results["rows"]) else 0
+
+
+def run_overhead(layers: list[Layer], choice: Choice, args: argparse.Namespace, console: Console) -> int:
+    from .overhead import measure_overhead, print_overhead, use_an_empty_cache
+
+    with use_an_empty_cache(), progress_bar(console) as progress:
+        from .cuda import CudaArena
+
+        arena = CudaArena(False, args.backend)
+        task = progress.add_task("overhead", total=len(layers) * len(choice.dtypes) * len(choice.gradients))
+        results = document(args.set, arena.describe(), [], 0)
+        results["rows"] = measure_overhead(spread(layers), choice, arena, lambda row: progress.advance(task))
+    print_overhead(results["rows"], Console(width=None if sys.stdout.isatty() else 160))
+    if args.json:
+        save({**results, "schema": "convgrad-overhead/1"}, args.json)
+    return 0
 
 
 def progress_bar(console: Console) -> Progress:
@@ -130,41 +163,29 @@ def progress_bar(console: Console) -> Progress:
     return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
-def compiled_ahead(layers: list[Layer], choice: Choice, arena: CudaArena, console: Console) -> float:
-    """Compile the kernels of all rows with a progress bar; return the seconds that it took."""
-    start = time.monotonic()
-    gradients = dict.fromkeys(
-        asked for gradient in choice.gradients for asked in
-        ((*GRADIENTS, gradient) if gradient == ALL_GRADIENTS else (gradient,)))
-    questions = dict.fromkeys(layer.question(gradient, dtype, layout, "cuda") for layer in layers
-                              for dtype in choice.dtypes for gradient in gradients for layout in layer.layouts
-                              if choice.layouts is None or layout in choice.layouts or len(layer.layouts) == 1)
-    with progress_bar(console) as progress:
-        task = progress.add_task("compiling", total=len(questions))
-        arena.compile_ahead(list(questions), choice.limit_seconds / 2 if choice.limit_seconds else COMPILE_SECONDS,
-                            lambda: progress.advance(task))
-    return time.monotonic() - start
-
-
-def measured(name: str, layers: list[Layer], choice: Choice, arena: Arena, console: Console,
-             path: str | None = None) -> dict[str, Any]:
+def measured(name: str, layers: list[Layer], choice: Choice, arena: Arena, console: Console, path: str | None = None,
+             known: Sequence[Row] = ()) -> dict[str, Any]:
     """Measure with a progress bar; return the results. They are written to `path` as they come."""
     total = len(layers) * len(choice.dtypes) * len(choice.gradients)
-    description = arena.describe()
     so_far: list[Row] = []
+    results = document(name, arena.describe(), so_far, total)
+    saved = time.monotonic()
     with progress_bar(console) as progress:
         task = progress.add_task("bench", total=total)
 
         def done(row: Row | None) -> None:
-            if row and path:
+            nonlocal saved
+            if row:
                 so_far.append(row)
-                if len(so_far) % SAVED_ROWS == 0:
-                    save(document(name, description, so_far, total - len(so_far)), path)
+                results["skipped"] = total - len(so_far)
+                if path and time.monotonic() > saved + SAVE_SECONDS:
+                    save(results, path)
+                    saved = time.monotonic()
             text = f"{row['layer']} {row['dtype']} {row['gradient']} x{ratio_text(row)}" if row else "out of time"
             progress.update(task, advance=1, description=f"{text:<60.60}")
 
-        rows, skipped = measure(layers, choice, arena, done)
-    return document(name, description, rows, skipped)
+        measure(layers, choice, arena, done, known)
+    return results
 
 
 def run_report(args: argparse.Namespace) -> int:

@@ -6,17 +6,17 @@ This is the one place of the benchmark that imports torch into its own process, 
 from __future__ import annotations
 
 import importlib
-import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from ..machine import cores
 from ..plan import BACKENDS, plan
 from ..problem import Conv, Plan, Problem
 from .arena import OURS, Entry, public_call, transposed_backward
 from .ceilings import Ceilings
 from .judge import Verified, canonical, memory_order
-from .layers import ALL_GRADIENTS, Layer
+from .layers import ALL_GRADIENTS, GRADIENTS, Layer
 from .peer_torch import prepare, ways
 from .peers import PeerFailed
 from .provenance import describe_machine
@@ -27,6 +27,8 @@ FLUSH_BYTES = 256 << 20  # written before every timed run: larger than the L2 ca
 MATRIX = 8192
 TOGETHER = 8             # runs that are queued while the GPU waits, so that no time of the host is measured
 WAIT_CYCLES = 300_000    # of the GPU for each of them, in which the host queues it: about 0.15 milliseconds
+COMPILE_SECONDS = 3600.0  # for all problems
+PATIENCE_SECONDS = 60.0  # for one problem
 
 
 def cuda_missing() -> str | None:
@@ -38,17 +40,30 @@ def cuda_missing() -> str | None:
     return None if torch.cuda.is_available() else "torch sees no CUDA GPU"
 
 
+def questions_of(layer: Layer, gradient: str, dtype: str, layout: str) -> list[Problem]:
+    """The problems whose kernels a row's call may launch."""
+    names = (*GRADIENTS, gradient) if gradient == ALL_GRADIENTS else (gradient,)
+    return [layer.question(name, dtype, layout, "cuda") for name in names]
+
+
 class CudaArena:
     """One NVIDIA GPU."""
 
     device = "cuda"
     rest = 0.0
     rounds = 3  # the GPU's clock is steady, and between two runs the cache is written over, which takes time
+    repeats = 16
 
-    def __init__(self, with_peer: bool, backend: str | None = None) -> None:
+    def __init__(self, with_peer: bool, backend: str | None = None, questions: Sequence[Problem] = ()) -> None:
+        """Begin to compile what the questions need, in their order, on the cores that the measurements leave idle."""
         import torch
 
         self.torch, self.with_peer, self.backend = torch, with_peer, backend
+        self.compiling: Any = None
+        if questions and backend in (None, "triton"):
+            ahead = importlib.import_module(f"{BACKENDS['triton']}.ahead")
+            jobs = [(str(question), None) for question in questions]
+            self.compiling = ahead.Background(jobs, max(1, cores() - 2), COMPILE_SECONDS)
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
@@ -68,34 +83,33 @@ class CudaArena:
         flops = self.ceilings.bf16_flops if half else self.ceilings.f32_flops
         return max(problem.flops / flops, problem.min_bytes / self.ceilings.copy_bytes)
 
-    def compile_ahead(self, questions: Sequence[Problem], limit_seconds: float,
-                      done: Callable[[], None] = lambda: None) -> None:
-        """Compile what the problems need in as many processes as there are cores; a stall later would cost GPU time."""
-        if self.backend not in (None, "triton"):
-            return
-        ahead = importlib.import_module(f"{BACKENDS['triton']}.ahead")
-        jobs = [(str(question), None) for question in questions]
-        ahead.compile_ahead(jobs, os.cpu_count() or 1, limit_seconds, lambda *_: done())
-
     def prepare(self, problem: Problem, layer: Layer, gradient: str) -> None:
         self.problem, self.layer, self.gradient, self.operands = problem, layer, gradient, {}
-        self.torch.cuda.empty_cache()
+        if 2 * self.torch.cuda.memory_reserved() > self.torch.cuda.get_device_properties(0).total_memory:
+            self.torch.cuda.empty_cache()
 
     def ours(self, problem: Problem, layout: str) -> Entry:
-        torch, together = self.torch, self.gradient == ALL_GRADIENTS
         chosen = self.plan_of(problem)
+        if self.compiling is not None:
+            for question in questions_of(self.layer, self.gradient, problem.dtype, layout):
+                self.compiling.wait((str(question), None), PATIENCE_SECONDS)
+        call = self.call_of(problem)
+        results = call() if self.gradient == ALL_GRADIENTS else (call(),)
+        verified = self.verified(problem, results, chosen.kernel)
+        del results
+        return Entry(Contestant(OURS, layout, self.turn_of(call)), chosen, verified)
+
+    def call_of(self, problem: Problem) -> Callable[[], Any]:
+        """Return our call for the prepared problem on random operands."""
+        torch, together = self.torch, self.gradient == ALL_GRADIENTS
         names = ("grad_output", "input", "weight") if together else problem.operands
         if not self.operands:
             torch.manual_seed(0)
             self.operands = {name: (torch.rand(problem.shape_of_operand(name), device="cuda") * 2 - 1).to(
                 getattr(torch, problem.dtype)) for name in names}
         placed = {name: self.placed(name, problem) for name in names}
-        call = transposed_backward(problem, placed, self.backend) if together and self.layer.transposed else \
+        return transposed_backward(problem, placed, self.backend) if together and self.layer.transposed else \
             public_call(problem, placed, self.backend, None)
-        results = call() if together else (call(),)
-        verified = self.verified(problem, results, chosen.kernel)
-        del results
-        return Entry(Contestant(OURS, layout, self.turn_of(call)), chosen, verified)
 
     def plan_of(self, problem: Problem) -> Plan:
         """The plan that a call of ours runs, to tell of it."""
@@ -129,11 +143,11 @@ class CudaArena:
         tensor = self.operands[name]
         return tensor.permute(memory_order(letters, tensor.ndim - 2, weights)).contiguous()
 
-    def peers(self, layer: Layer, problem: Problem) -> tuple[list[Contestant], list[str]]:
+    def peers(self, layer: Layer, problem: Problem, left_out: Collection[str]) -> tuple[list[Contestant], list[str]]:
         if not self.with_peer:
             return [], []
         found, notes = [], []
-        for way in ways(problem):
+        for way in (way for way in ways(problem) if way not in left_out):
             try:
                 with self.torch.device("cuda"):
                     call = prepare(problem, layer.transposed, way, together=self.gradient == ALL_GRADIENTS)

@@ -14,7 +14,8 @@ channels. A conv_tbc layer carries its layout, `TBC` with weights `LIO`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -128,8 +129,18 @@ def layer_of(text: str) -> Layer:
     return Layer("your layer", class_of(asked), "given on the command line", asked)
 
 
-def select(layers: Iterable[Layer], pattern: str) -> list[Layer]:
-    """Return the layers whose name, class or model contains one of the comma-separated words of `pattern`."""
+def select(layers: Iterable[Layer], pattern: str, classes: Collection[str] = CLASSES) -> list[Layer]:
+    """Return the layers of `classes` whose name, class or model contains one of the words of `pattern` (commas)."""
     words = [word.strip().lower() for word in pattern.split(",") if word.strip()]
-    return [layer for layer in layers
-            if not words or any(word in f"{layer.name} {layer.kind} {layer.model}".lower() for word in words)]
+    return [layer for layer in layers if layer.kind in classes and
+            (not words or any(word in f"{layer.name} {layer.kind} {layer.model}".lower() for word in words))]
+
+
+def spread(layers: Sequence[Layer]) -> list[Layer]:
+    """Return the layers in an order whose every beginning has about the same share of each class."""
+    sizes, seen = Counter(layer.kind for layer in layers), Counter[str]()
+    places = []
+    for layer in layers:
+        seen[layer.kind] += 1
+        places.append((seen[layer.kind] - 0.5) / sizes[layer.kind])
+    return [layers[number] for number in sorted(range(len(layers)), key=places.__getitem__)]

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,13 +45,14 @@ class Peer:
         """Return version, threads and remarks of the peer."""
         return self.ask({"do": "describe"})
 
-    def contestants(self, problem: Problem, transposed: bool) -> tuple[list[Contestant], list[str]]:
+    def contestants(self, problem: Problem, transposed: bool,
+                    left_out: Collection[str] = ()) -> tuple[list[Contestant], list[str]]:
         """Prepare every way the peer has to solve `problem`; return them and the remarks for the row."""
         found: list[Contestant] = []
         notes: list[str] = []
         failures: list[str] = []
         self.ask({"do": "forget"})
-        for way in ways(problem):
+        for way in (way for way in ways(problem) if way not in left_out):
             try:
                 reply = self.ask({"do": "prepare", "way": way, "problem": str(problem), "transposed": transposed,
                                   "max_seconds": self.max_seconds})

@@ -28,8 +28,21 @@ def document(name: str, arena: dict[str, Any], rows: list[Row], skipped: int) ->
 
 
 def save(results: dict[str, Any], path: str | Path) -> None:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(json.dumps(results, indent=1) + "\n")
+    """Write results, one line for each field and row; the file is whole at any time, whenever the run is killed."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(text_of(results))
+    unfinished.replace(path)
+
+
+def text_of(results: dict[str, Any]) -> str:
+    """Results as JSON with one line for each field and row: short, and a change of one row is a change of one line."""
+    fields = []
+    for name, value in results.items():
+        text = "[\n" + ",\n".join(map(json.dumps, value)) + "\n]" if name == "rows" and value else json.dumps(value)
+        fields.append(f"{json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(fields) + "\n}\n"
 
 
 def load(paths: Iterable[str | Path]) -> dict[str, Any]:

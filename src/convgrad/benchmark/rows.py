@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..problem import DTYPES, Problem, Unsupported
 from .arena import Arena
 from .judge import WrongResult
-from .layers import GRADIENTS, Layer
+from .layers import ALL_GRADIENTS, GRADIENTS, Layer
 from .peers import PeerFailed
 from .timing import Contestant, alternate
 
 Row = dict[str, Any]
+FAR_SLOWER = 1.3  # a layout of the peer that was slower than the other by this factor is not asked again
 
 
 @dataclass(frozen=True)
@@ -28,27 +30,78 @@ class Choice:
     limit_seconds: float | None = None      # for all rows together
 
 
+class PeerTimes:
+    """What is known of the peer's layouts from other rows: of two, one that was far slower need not be searched again.
+
+    To prepare a layout can take the peer longer than to time it (cuDNN tries all its algorithms). On a GPU float16 and
+    bfloat16 run alike.
+    """
+
+    def __init__(self, device: str, rows: Iterable[Row] = ()) -> None:
+        self.device = device
+        self.seconds: dict[tuple[str, str, str], dict[str, float]] = {}
+        for row in rows:
+            self.add(row)
+
+    def of(self, layer: str, gradient: str, dtype: str) -> dict[str, float]:
+        """The known times of a row's ways."""
+        return self.seconds.setdefault(
+            (layer, gradient, "16 bits" if self.device == "cuda" and dtype in ("bf16", "f16") else dtype), {})
+
+    def add(self, row: Row) -> None:
+        ways = (row["peer"] or {}).get("ways", {})
+        self.of(row["layer"], row["gradient"], row["dtype"]).update({way: e["median_s"] for way, e in ways.items()})
+
+    def far_slower(self, layer: str, gradient: str, dtype: str) -> dict[str, float]:
+        """The ways that are not worth a search, with how many times slower than the best they were."""
+        known = self.of(layer, gradient, dtype)
+        if gradient == ALL_GRADIENTS and len(known) < 2:
+            parts = [self.of(layer, part, dtype) for part in GRADIENTS]
+            known = {way: sum(part[way] for part in parts) for way in parts[0] if all(way in part for part in parts)}
+        best = min(known.values(), default=0.0)
+        return {way: seconds / best for way, seconds in known.items() if seconds > FAR_SLOWER * best}
+
+
 def measure(layers: Sequence[Layer], choice: Choice, arena: Arena,
-            done: Callable[[Row | None], None] = lambda row: None) -> tuple[list[Row], int]:
-    """Measure all rows; `done` hears of each. Return the rows and how many the time limit left out."""
+            done: Callable[[Row | None], None] = lambda row: None, known: Iterable[Row] = ()) -> tuple[list[Row], int]:
+    """Measure all rows; `done` hears of each. Return the rows and how many the time limit left out.
+
+    `known` are rows measured before, from which the peer's faster layouts are known.
+    """
     end = time.monotonic() + choice.limit_seconds if choice.limit_seconds else float("inf")
     rows: list[Row] = []
     skipped = 0
-    for layer in layers:
-        for dtype in choice.dtypes:
-            for gradient in choice.gradients:
-                if time.monotonic() >= end:
-                    skipped += 1
-                    done(None)
-                    continue
-                rows.append(measure_row(layer, gradient, dtype, choice, arena))
-                done(rows[-1])
+    times = PeerTimes(arena.device, known)
+    for dtype, layer, gradient in asked(layers, choice):
+        if time.monotonic() >= end:
+            skipped += 1
+            done(None)
+            continue
+        rows.append(measure_row(layer, gradient, dtype, choice, arena, times))
+        times.add(rows[-1])
+        done(rows[-1])
     return rows, skipped
 
 
-def measure_row(layer: Layer, gradient: str, dtype: str, choice: Choice, arena: Arena) -> Row:
+def asked(layers: Sequence[Layer], choice: Choice) -> Iterator[tuple[str, Layer, str]]:
+    """What the rows ask, in their order: number format, layer and gradient.
+
+    Formats come one after the other, so that a run which ends early has the first one whole; the gradients of a layer
+    follow each other, because the peer keeps what it found for two of them for the third.
+    """
+    return itertools.product(choice.dtypes, layers, choice.gradients)
+
+
+def layouts_of(layer: Layer, choice: Choice) -> list[str]:
+    """The layouts in which we are measured: those asked for, or the one that the layer fixes."""
+    return [name for name in layer.layouts if not choice.layouts or name in choice.layouts] or list(layer.layouts)
+
+
+def measure_row(layer: Layer, gradient: str, dtype: str, choice: Choice, arena: Arena,
+                times: PeerTimes | None = None) -> Row:
     """Verify and time one gradient of one layer in one number format."""
-    layouts = [name for name in layer.layouts if not choice.layouts or name in choice.layouts] or list(layer.layouts)
+    started = time.perf_counter()
+    layouts = layouts_of(layer, choice)
     questions = {name: layer.question(gradient, dtype, name, arena.device) for name in layouts}
     first = questions[layouts[0]]
     row: Row = {"layer": layer.name, "class": layer.kind, "model": layer.model, "gradient": gradient,
@@ -56,6 +109,9 @@ def measure_row(layer: Layer, gradient: str, dtype: str, choice: Choice, arena: 
                 "flops": layer.flops(gradient), "min_bytes": first.min_bytes,
                 "ceiling_s": arena.seconds_at_ceiling(first), "ours": {}, "peer": None, "ratio": None}
     arena.prepare(first.with_(layout="", weight_layout=""), layer, gradient)
+    left_out = times.far_slower(layer.name, gradient, row["dtype"]) if times else {}
+    rivals, row["peer"] = meet_peers(layer, first, arena, left_out)
+    prepared = time.perf_counter()
     contestants: list[Contestant] = []
     for name, problem in questions.items():
         try:
@@ -67,8 +123,10 @@ def measure_row(layer: Layer, gradient: str, dtype: str, choice: Choice, arena: 
         row["ours"][name] = {"backend": entry.plan.backend, "kernel": entry.plan.kernel,
                              "workspace_bytes": entry.plan.workspace_bytes,
                              "verified": entry.verified.how, "worst_error": entry.verified.worst}
-    rivals, row["peer"] = meet_peers(layer, first, arena)
+    verified = time.perf_counter()
     contend(contestants, rivals, row, choice.seconds, arena)
+    row["spent_s"] = {name: round(seconds, 4) for name, seconds in (
+        ("peer", prepared - started), ("ours", verified - prepared), ("timing", time.perf_counter() - verified))}
     for contestant in contestants:
         row["ours"][contestant.layout].update(contestant.summary())
     compare(row)
@@ -81,22 +139,24 @@ def reason_of(error: Exception) -> str:
     return "; ".join(f"{backend}: {why}" for backend, why in reasons.items() if backend != "reference") or str(error)
 
 
-def meet_peers(layer: Layer, problem: Problem, arena: Arena) -> tuple[list[Contestant], Row | None]:
+def meet_peers(layer: Layer, problem: Problem, arena: Arena,
+               left_out: dict[str, float]) -> tuple[list[Contestant], Row | None]:
     try:
-        rivals, notes = arena.peers(layer, problem)
+        rivals, notes = arena.peers(layer, problem, left_out)
     except PeerFailed as error:
         return [], {"error": str(error), "ways": {}, "notes": []}
+    notes = [*notes, *(f"{way} was {factor:.2g} times slower before: left out" for way, factor in left_out.items())]
     return rivals, {"name": rivals[0].name, "ways": {}, "notes": notes} if rivals else None
 
 
 def contend(ours: list[Contestant], rivals: list[Contestant], row: Row, seconds: float, arena: Arena) -> None:
     """Alternate all; when the peer fails in the middle, go on without it."""
     try:
-        alternate([*ours, *rivals], seconds, arena.rest, arena.rounds)
+        alternate([*ours, *rivals], seconds, arena.rest, arena.rounds, arena.repeats)
     except PeerFailed as error:
         row["peer"]["error"] = str(error)
         rivals.clear()
-        alternate(ours, seconds, arena.rest, arena.rounds)
+        alternate(ours, seconds, arena.rest, arena.rounds, arena.repeats)
     for rival in rivals:
         row["peer"]["ways"][rival.layout] = rival.summary()
 

@@ -60,8 +60,8 @@ def clocked(function: Callable[[], Any], repeats: int, clock: str = "wall") -> l
 
 
 def alternate(contestants: Sequence[Contestant], seconds: float, rest: float = REST_SECONDS,
-              rounds: int = ROUNDS) -> None:
-    """Run all contestants in turn until each has had about `seconds` of running time, or `rounds` turns.
+              rounds: int = ROUNDS, most: int = MAX_REPEATS) -> None:
+    """Run all contestants in turn until each has had about `seconds` of running time, or `rounds` turns of `most` runs.
 
     The first run of each only warms up (caches, plans, memory), unless it takes longer than `seconds` itself.
     """
@@ -78,7 +78,7 @@ def alternate(contestants: Sequence[Contestant], seconds: float, rest: float = R
             return
         for contestant in running:
             fastest = min([contestant.first, *(s / contestant.scale for s in contestant.samples)])
-            repeats = min(MAX_REPEATS, max(1, int(TURN_SECONDS / max(fastest, 1e-7))))
+            repeats = min(most, max(1, int(TURN_SECONDS / max(fastest, 1e-7))))
             record(contestant, contestant.turn(repeats), spent)
             time.sleep(rest)
 

@@ -1,11 +1,15 @@
 """Compiling ahead of time, in several processes: fills Triton's cache on disk and touches no GPU.
 
-A first call then loads its kernels instead of compiling them. Tuning and benchmarks compile all they need this way.
+A first call then loads its kernels instead of compiling them. Tuning and benchmarks compile all they need this way,
+the benchmark beside its measurements.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +22,7 @@ from ...problem import Plan, Problem, Unsupported, axis_order
 from .launch import current
 from .numbers_on_device import TORCH_DTYPES
 from .plans import make_plan
-from .tuning import Choice
+from .tuning import SEPARATE, Choice
 
 LONGEST_WAIT = 3600.0  # seconds for one job
 Job = tuple[str, Choice | None]  # a problem's string, and the choice where it is not the plan's own
@@ -57,11 +61,11 @@ def empty_tensor(problem: Problem, name: str, dtype: str, device: str) -> Any:
 
 def plans_of(problem: Problem, choice: Choice | None) -> list[Plan]:
     """The plans that a call of this problem runs: one, or one for each result that none computes together."""
-    if choice is not None or len(problem.results) == 1:
-        return [make_plan(problem, None, choice)]
     try:
-        return [make_plan(problem, None)]
+        return [make_plan(problem, None, choice)]
     except Unsupported:
+        if len(problem.results) == 1 or choice not in (None, SEPARATE):
+            raise
         parts = list(problem.results)
         if parts[-2:] == ["weight", "bias"] and len(parts) == 3:
             parts[1:] = ["weight+bias"]
@@ -87,21 +91,34 @@ def compile_job(job: Job) -> tuple[Job, float, str]:
     return job, time.perf_counter() - start, error
 
 
+def fresh_processes() -> Any:
+    """Processes that share nothing with this one, whose GPU they must not touch; they import this module but once."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
 def _begin(target: tuple[str, int, int]) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # of a kernel that does not compile Triton prints all it knows
     driver.set_active(NoDriver(target))
     torch.set_num_threads(1)
 
 
 def compile_ahead(jobs: Sequence[Job], workers: int, limit_seconds: float,
                   done: Callable[[Job, float, str], None] = lambda job, seconds, error: None) -> int:
-    """Compile jobs in `workers` processes until all are done or the time is over; returns how many were done."""
+    """Compile jobs in `workers` processes until all are done or the time is over; returns how many were done.
+
+    The jobs are begun in their order; `done` hears of each that has ended.
+    """
     if not jobs:
         return 0
     target = driver.active.get_current_target()
     end = time.monotonic() + limit_seconds
     finished = 0
     start = ((target.backend, target.arch, target.warp_size),)
-    with multiprocessing.get_context("spawn").Pool(min(workers, len(jobs)), _begin, start) as pool:
+    with fresh_processes().Pool(min(workers, len(jobs)), _begin, start) as pool:
         results = pool.imap_unordered(compile_job, jobs)
         while finished < len(jobs):
             try:
@@ -111,3 +128,25 @@ def compile_ahead(jobs: Sequence[Job], workers: int, limit_seconds: float,
             finished += 1
         pool.terminate()
     return finished
+
+
+class Background:
+    """Compiles jobs in other processes while this one goes on."""
+
+    def __init__(self, jobs: Sequence[Job], workers: int, limit_seconds: float) -> None:
+        self.ended = {key(job): threading.Event() for job in jobs}
+        self.errors: dict[str, str] = {}
+        # NOTE: daemons, as the pool's processes are: the end of this process ends them
+        threading.Thread(target=compile_ahead, args=(jobs, workers, limit_seconds, self.note), daemon=True).start()
+
+    def note(self, job: Job, seconds: float, error: str) -> None:
+        self.errors[key(job)] = error
+        self.ended[key(job)].set()
+
+    def wait(self, job: Job, limit_seconds: float) -> bool:
+        """Whether a job is compiled, after waiting for it; whoever needs one that is not compiles it himself."""
+        return key(job) in self.ended and self.ended[key(job)].wait(limit_seconds) and not self.errors[key(job)]
+
+
+def key(job: Job) -> str:
+    return json.dumps(job, sort_keys=True)

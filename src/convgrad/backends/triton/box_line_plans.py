@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import triton.experimental.gluon.language as gl
 
 from ...problem import Problem
 from . import box_plans
-from .box_line_tiles import BoxLineTile, best_tiles, choose, tile_count, units_of, work_of
+from .box_line_tiles import BoxLineTile, best_tiles, choose, narrow_products, tile_count, units_of, work_of
 from .box_lines import box_lines_kernel
 from .box_places import add_box_parts_kernel
 from .descriptors import BoxDescriptor
@@ -18,11 +19,12 @@ from .direct import KNOWN_TRITON
 from .geometry import Geometry, Three, strides_of
 from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import STORED_8BIT, TORCH_DTYPES, rounding
-from .padded import PAD_ROWS, pad_kernel
+from .padded import PAD_ELEMENTS, pad_kernel, turn_kernel
 from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR, Box
 from .tuning import Choice, fields_of
 
 ONES: Three = (1, 1, 1)
+SHORTEST_RUN = 32  # seen on an H200: lines of 32 and more were faster than a copy of the result, of 14 much slower
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,24 @@ def up8(channels: int) -> int:
     return -(-channels // 8) * 8
 
 
+def turned_weight(problem: Problem, geo: Geometry) -> bool:
+    """Whether output channels are the neighbours in a weight that the copy engine can read as it lies."""
+    return (problem.weight_layout.endswith("IO") and problem.dtype not in STORED_8BIT and geo.groups == 1
+            and geo.group_in % 8 == 0 and geo.group_out % 8 == 0)
+
+
 def copies_for(problem: Problem, geo: Geometry) -> Copies:
-    """Which operands have rows that are no multiples of 16 bytes, or weights with other rows than (taps, inputs)."""
+    """Which operands have rows that are no multiples of 16 bytes, or lie as the kernel does not read them."""
     is_input, channels_in = problem.wrt == "input", geo.group_in
     red = geo.group_out if is_input else channels_in
     pixels = geo.batch * math.prod(geo.y if is_input else geo.x)
     rows = geo.groups * geo.group_out * geo.taps
-    other = not (problem.weight_layout.startswith("O") and problem.weight_layout.endswith("I"))
-    ragged = channels_in % 8 and (channels_in * geo.taps % 8 or not is_input)
+    rows_of_inputs = problem.weight_layout.startswith("O") and problem.weight_layout.endswith("I")
+    other = not (rows_of_inputs or turned_weight(problem, geo))
+    # taps that do not begin at multiples of 16 bytes, where a copy begins at a tap
+    ragged = channels_in % 8 and (channels_in * geo.taps % 8 or not box_plans.is_patch(problem, geo))
+    if narrow_products(problem, geo):
+        return Copies(0, rows * channels_in if is_input or other else 0)
     decoded = problem.dtype in STORED_8BIT  # weights as 16-bit numbers; the source is decoded on its way to products
     return Copies(2 * pixels * up8(red) if red % 8 and not decoded else 0,
                   2 * rows * up8(channels_in) if ragged or other or decoded else 0)
@@ -73,6 +85,12 @@ def fits(problem: Problem, geo: Geometry, max_workspace: int | None = None) -> b
     return fewest >= 16 if geo.groups == 1 else fewest >= 32 and geo.group_in % 8 == 0 and geo.group_out % 8 == 0
 
 
+def writes_columns(problem: Problem, geo: Geometry) -> bool:
+    """Whether results with channels first are written about as fast: in runs of neighbours that are not too short."""
+    return not box_plans.is_patch(problem, geo) and (
+        geo.stride[2] == 1 and geo.x[2] >= SHORTEST_RUN if problem.wrt == "input" else geo.y[2] >= SHORTEST_RUN)
+
+
 def worth_measuring(problem: Problem, geo: Geometry, count: int = 6) -> list[BoxLineTile]:
     """The best tiles of different shapes."""
     return best_tiles(problem, geo, count) if fits(problem, geo) else []
@@ -88,10 +106,11 @@ def box_descriptor(tensor: Any, box: Box, channels: int, steps: Three) -> BoxDes
                          layout_of(tensor.element_size(), channels, 5), box=(*box, channels), steps=(1, *steps, 1))
 
 
-def weight_descriptor(weight: Any, block: tuple[int, int]) -> BoxDescriptor:
-    plain = box_plans.weight_descriptor(weight, block)
-    return BoxDescriptor(plain.base, plain.shape, plain.strides, plain.block_shape,
-                         layout_of(weight.element_size(), block[1], 2))
+def weight_descriptor(weight: Any, block: tuple[int, int], turned: bool) -> BoxDescriptor:
+    """Of the weight as (output channel, all taps and input channels), or `turned`."""
+    outputs, row = weight.shape[0], math.prod(weight.shape[1:])
+    shape, step = ([row, outputs], outputs) if turned else ([outputs, row], weight.stride(0) if outputs > 1 else row)
+    return BoxDescriptor(weight, shape, [step, 1], list(block), layout_of(weight.element_size(), block[1], 2))
 
 
 @dataclass(frozen=True)
@@ -118,13 +137,13 @@ class BoxLines:
         return math.prod(self.parts_shape) + self.copies.bytes // 4
 
     def take(self, source: Any, weight: Any, result: Any) -> bool:
-        lies = result.shape[1] == 1 or result.stride(1) == 1
+        lies = result.shape[1] == 1 or result.stride(1) == 1 or writes_columns(self.problem, self.geo)
         if box_plans.is_patch(self.problem, self.geo):
             lies = lies and (result.shape[-1] == 1 or result.stride(-1) == result.shape[1])
         steps = [step for axis, step in enumerate(source.stride()) if axis != 1 and source.shape[axis] > 1]
         aligned = box_plans.tensors_fit(source) and not any(step * source.element_size() % 16 for step in steps)
-        return (lies and (self.copies.source > 0 or aligned)
-                and (self.copies.weight > 0 or box_plans.weight_rows_fit(weight)))
+        rows_fit = box_plans.turned_rows_fit if turned_weight(self.problem, self.geo) else box_plans.weight_rows_fit
+        return lies and (self.copies.source > 0 or aligned) and (self.copies.weight > 0 or rows_fit(weight))
 
     def run(self, source: Any, weight: Any, result: Any, memory: Any) -> None:
         """Write the result; `memory` has as many float32 elements as a call needs."""
@@ -132,47 +151,75 @@ class BoxLines:
         weight_end = source_end + self.copies.weight // 4
         if self.copies.source:
             source = padded(source, memory[:source_end], source.dtype)
-        if self.copies.weight:
-            narrow = self.problem.dtype in STORED_8BIT
-            weight = padded(weight, memory[source_end:weight_end], TORCH_DTYPES["float16"] if narrow else weight.dtype)
+        rows = self.weight_rows(weight, memory[source_end:weight_end]) if self.copies.weight else weight
         if self.tile.parts == 1:
-            self.write(source, weight, result, result)
+            self.write(source, weight, rows, result, result)
         else:
             parts = memory[weight_end:]
-            self.write(source, weight, result, parts)
+            self.write(source, weight, rows, result, parts)
             self.add(parts, result)
 
+    def weight_rows(self, weight: Any, memory: Any) -> Any:
+        """A copy of the weight as products want it."""
+        is_input = self.problem.wrt == "input"
+        if narrow_products(self.problem, self.geo):
+            return turned(weight, memory) if is_input else padded(weight, memory, weight.dtype)
+        if self.problem.dtype in STORED_8BIT:
+            return padded(weight, memory, TORCH_DTYPES["float16"], "rows" if is_input else "channels")
+        return padded(weight, memory, weight.dtype)
 
-def padded(tensor: Any, memory: Any, dtype: Any) -> Any:
+
+def padded(tensor: Any, memory: Any, dtype: Any, shuffled: str = "") -> Any:
     """A copy of a tensor (canonical view) in given memory, its channels last and padded to 16 bytes."""
     outer, channels, *spatial = tensor.shape
     copy = memory.view(dtype).view(outer, *spatial, up8(channels)).permute(0, -1, *range(1, tensor.dim() - 1))
-    pad(tensor, copy)
+    PAD[shuffled](tensor, copy)
     return copy
 
 
-def pad_launch(tensor: Any, copy: Any) -> Launch:
+def pad_launch(tensor: Any, copy: Any, shuffled: str) -> Launch:
     outer, channels, *spatial = tensor.shape
     rows = outer * math.prod(spatial)
     width = min(128, power_of_two(copy.shape[1]))
-    few = max(1, PAD_ROWS // width)
+    few = max(1, PAD_ELEMENTS // width)
     extents = (*(1,) * (3 - len(spatial)), *spatial)
-    return Launch((-(-rows // few),), (rows, channels, *extents, *strides_of(tensor)),
-                  {"CHANNELS": copy.shape[1], "WIDTH": width, "ROWS": few}, 4, 1)
+    return Launch((-(-rows // few), -(-copy.shape[1] // width)), (rows, channels, *extents, *strides_of(tensor)),
+                  {"CHANNELS": copy.shape[1], "WIDTH": width, "ROWS": few, "SHUFFLED": shuffled}, 4, 1)
 
 
-pad = Step(pad_kernel, pad_launch)
+PAD = {shuffled: Step(pad_kernel, partial(pad_launch, shuffled=shuffled)) for shuffled in ("", "rows", "channels")}
 
 
-def for_problem(problem: Problem, geo: Geometry, choice: Choice | None, max_workspace: int | None) -> BoxLines | None:
-    """The plan of a problem on boxes, or None where it does not fit or was not chosen."""
+def turned(weight: Any, memory: Any) -> Any:
+    """A copy of a weight in given memory, its input channels first and its output channels last: (I, O, taps)."""
+    outs, ins, *kernel = weight.shape
+    copy = memory.view(weight.dtype).view(ins, *kernel, outs).permute(0, -1, *range(1, weight.dim() - 1))
+    turn(weight, copy)
+    return copy
+
+
+def turn_launch(weight: Any, copy: Any) -> Launch:
+    outs, ins, *kernel = weight.shape
+    taps = math.prod(kernel)
+    extents = (*(1,) * (3 - len(kernel)), *kernel)
+    return Launch((taps, -(-outs // TURN), -(-ins // TURN)), (outs, ins, *extents[1:], *strides_of(weight)),
+                  {"TAPS": taps, "FEW": TURN}, 4, 1)
+
+
+TURN = 64  # channels of a program's square
+turn = Step(turn_kernel, turn_launch)
+
+
+def for_problem(problem: Problem, geo: Geometry, choice: Choice | None, max_workspace: int | None,
+                to_columns: bool = False) -> BoxLines | None:
+    """The plan of a problem on boxes, or None where it does not fit or was not chosen; `to_columns`: channels first."""
     if choice is not None and choice["kernel"] != "box_lines":
         return None
     if not fits(problem, geo, max_workspace):
         return None
     limit = WORKSPACE_FLOOR if max_workspace is None else min(WORKSPACE_FLOOR, max_workspace)
     left = limit - copies_for(problem, geo).bytes
-    tile = choose(problem, geo, left) if choice is None else BoxLineTile(**fields_of(choice))
+    tile = choose(problem, geo, left, to_columns) if choice is None else BoxLineTile(**fields_of(choice))
     if tile is None:
         return None
     plan = box_lines(problem, geo, tile)
@@ -209,7 +256,8 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
     copied[1 + tile.axis] += (tile.NT - 1) * geo.dilation[tile.axis]
     units, line_units = units_of(work, tile.BM, tile.box, tile.axis, tile.NT)
     chunk = min(tile.BN, 128 // work.out_bytes)
-    weight_block = (tile.CB, tile.BN) if is_input else (tile.BN, tile.CB)
+    lies_turned = turned_weight(problem, geo)
+    weight_block = (tile.BN, tile.CB) if is_input == lies_turned or work.narrow else (tile.CB, tile.BN)
     halves = tile.warps // 4
     beside = half_box(tile.box, tile.BM // halves)
     dense = (not patch and (geo.groups == 1 or col % tile.BN == 0) and (halves == 1 or beside is not None)
@@ -226,31 +274,32 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
     def by_box(result: Any) -> bool:
         return dense and box_plans.tensors_fit(result) and result.shape[1] * result.element_size() % 16 == 0
 
-    def leading(source: Any, weight: Any, result: Any, parts: Any) -> tuple[Any, ...]:
+    def leading(source: Any, weight: Any, rows: Any, result: Any, parts: Any) -> tuple[Any, ...]:
         target = box_descriptor(result, half, chunk, geo.stride if is_input else ONES) if by_box(result) else None
         steps = ONES if is_input else geo.stride
         return (box_descriptor(source, (copied[0], copied[1], copied[2], copied[3]), tile.CB, steps),
-                weight_descriptor(weight, weight_block), target, source, weight, result, parts)
+                weight_descriptor(rows, weight_block, lies_turned), target, source, weight, result, parts)
 
-    def write(source: Any, weight: Any, result: Any, parts: Any) -> Launch:
+    def write(source: Any, weight: Any, rows: Any, result: Any, parts: Any) -> Launch:
         sn, _, *s = strides_of(source)
-        rn, _, *r = strides_of(result)
+        rn, rc, *r = strides_of(result)
         ralign, (rn, *r) = aligned_strides((rn, *r))
         scalars = (items, tile.whole, geo.batch, *(geo.y if is_input else geo.x), *to_extents, *boxes, turn, sn, *s,
-                   *strides_of(weight), rn, *r)
-        more = {"RALIGN": ralign, "RED": red, "WEIGHT_COL": weight_col, "NT": tile.NT,
+                   *strides_of(weight), rn, *r, rc)
+        more = {"RALIGN": ralign, "RED": red, "WEIGHT_COL": weight_col, "TURNED": lies_turned, "NT": tile.NT,
                 "AXIS": tile.axis if tile.NT > 1 else -1, "UNITS": units, "LINE_UNITS": line_units,
                 "SOURCE_BYTES": math.prod(copied) * tile.CB * work.source_bytes, "CB": tile.CB, "SS": tile.source_slots,
-                "WS": tile.weight_slots, "OS": tile.out_slots, "CHUNK": chunk, "BY_BOX": by_box(result),
+                "WS": tile.weight_slots, "OS": tile.out_slots, "CHUNK": chunk,
+                "STORE": "box" if by_box(result) else "rows" if rc == 1 else "columns",
                 "HALVES": halves, **dict(zip(("HN", "H0", "H1", "H2"), beside or (0, 0, 0, 0)))}
         registers = {1: None, 2: 128, 3: 80}[tile.together]
         return Launch((programs,), scalars, {**constants, **more}, 4, 1, leading, registers)
 
     def add(parts: Any, result: Any) -> Launch:
-        rn, _, *r = strides_of(result)
+        rn, rc, *r = strides_of(result)
         ralign, (rn, *r) = aligned_strides((rn, *r))
         few = min(tile.BM, max(8, 4096 // tile.BN))
-        return Launch((rest, tile.BM // few), (tile.whole, geo.batch, *to_extents, *boxes, turn, rn, *r),
+        return Launch((rest, tile.BM // few), (tile.whole, geo.batch, *to_extents, *boxes, turn, rn, *r, rc),
                       {**constants, "RALIGN": ralign, "FEW": few, "WARPS": 4}, 4, 1)
 
     return BoxLines(problem, geo, tile, copies, Step(box_lines_kernel, write), Step(add_box_parts_kernel, add))

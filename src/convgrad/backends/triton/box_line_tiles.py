@@ -13,23 +13,30 @@ from .geometry import Geometry
 from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR, Box
 
 SHARED_BYTES = 228 * 1024  # of a multiprocessor
+MOST_SLOTS = 12
 LOST_BYTES = 1024 + 512  # of a program: kept by the driver, and for barriers and what the compiler needs
 # (positions, columns, warps, programs that share a multiprocessor)
 SHAPES = ((128, 256, 8, 1), (256, 128, 8, 1), (128, 128, 8, 1), (128, 128, 4, 2), (64, 256, 4, 2), (256, 64, 8, 1),
           (256, 64, 4, 2), (128, 64, 4, 2), (64, 128, 4, 2), (64, 64, 4, 3), (256, 32, 4, 2), (128, 32, 4, 3))
 # What the cost model counts with, for one multiprocessor: operations and bytes a second, and seconds.
 PRODUCTS = 890e12 / MULTIPROCESSORS  # of tiles with 64 columns and more; fewer take the same time
+NARROW = 1.6  # how much faster products of FP8 numbers are
+# From the end of a step's products to the next ones of the same warps, where these are waited for: FP8 sums that are
+# added in float32, FP8 numbers that are decoded (which takes some time for each row beside it).
+NARROW_SECONDS = 0.27e-6
+DECODED_SECONDS = 0.15e-6
+DECODED_ROW_SECONDS = 0.2e-9
 CACHE_RATE = 90e9
 STEP_SECONDS = 0.01e-6
 DISTURBANCE = 0.5e-12  # seconds that a copied byte takes from the products
 ROW_SECONDS = 0.95e-9  # to copy a row of up to 128 bytes
+COPY_SECONDS = 0.9e-6  # from the start of a copy to its end
 MEMORY_RATE = 3.8e12  # of all together
-TILE_SECONDS = 0.8e-6  # to fill the pipeline, to store a tile
-STORE_RATE = 70e9
+TILE_SECONDS = 0.8e-6  # to fill the pipeline
+STORES = {8: (0.4e-6, 70e9), 4: (1.6e-6, 34e9)}  # of a tile, by warps: of eight, one half multiplies meanwhile
 LAUNCH_SECONDS = 4e-6
-TOGETHER = 1.09  # what programs that share a multiprocessor lose
-PARTS_SECONDS = 7e-6  # of the kernel that adds parts, beside its bytes
-PARTS_RATE = 2.5e12
+PARTS_SECONDS = 5e-6  # of the kernel that adds parts, beside its bytes
+PARTS_RATE = 1.5e12
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,8 @@ class Work:
     positions: Box
     source_bytes: int  # of an element
     out_bytes: int
+    to_columns: bool = False  # the result has channels first
+    narrow: bool = False  # products of FP8 numbers
 
     @property
     def phases(self) -> list[tuple[int, int, int]]:
@@ -86,17 +95,22 @@ class Work:
         return [(a, b, c) for a in per_axis[0] for b in per_axis[1] for c in per_axis[2]]
 
 
-def work_of(problem: Problem, geo: Geometry) -> Work:
+def work_of(problem: Problem, geo: Geometry, to_columns: bool = False) -> Work:
     is_input, patch = problem.wrt == "input", box_plans.is_patch(problem, geo)
     red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
     return Work(geo, is_input, patch, red, col * geo.taps if patch else col,
                 (geo.batch, *(geo.phase_positions if is_input else geo.y)), DTYPES[problem.dtype][1],
-                DTYPES[problem.out_dtype][1])
+                DTYPES[problem.out_dtype][1], to_columns, narrow_products(problem, geo))
 
 
-def choose(problem: Problem, geo: Geometry, max_workspace: int | None) -> BoxLineTile | None:
+def narrow_products(problem: Problem, geo: Geometry) -> bool:
+    """Whether FP8 numbers are multiplied as they are; groups would need a weight turned group by group."""
+    return problem.compute == "fp8" and (geo.groups == 1 or problem.wrt == "output")
+
+
+def choose(problem: Problem, geo: Geometry, max_workspace: int | None, to_columns: bool = False) -> BoxLineTile | None:
     """The tile with the lowest estimated time."""
-    return min(all_tiles(work_of(problem, geo), max_workspace), key=lambda tile: tile.seconds, default=None)
+    return min(all_tiles(work_of(problem, geo, to_columns), max_workspace), key=lambda tile: tile.seconds, default=None)
 
 
 def best_tiles(problem: Problem, geo: Geometry, count: int) -> list[BoxLineTile]:
@@ -110,7 +124,8 @@ def best_tiles(problem: Problem, geo: Geometry, count: int) -> list[BoxLineTile]
 def all_tiles(work: Work, max_workspace: int | None) -> Iterator[BoxLineTile]:
     widest = max(32, 1 << (work.columns - 1).bit_length())
     for rows, columns, warps, together in SHAPES:
-        if columns > widest:
+        decoded = work.source_bytes == 1 and not work.narrow
+        if columns > widest or (decoded and columns == 256 and together > 1):  # sums and operand: too many registers
             continue
         for axis in (-1, 0, 1):
             taps = work.geo.kernel[axis] if axis >= 0 else 1
@@ -119,9 +134,10 @@ def all_tiles(work: Work, max_workspace: int | None) -> Iterator[BoxLineTile]:
             box = box_for(work, rows, axis, taps)
             if box is None:
                 continue
-            for depth in (64, 32, 16) if work.source_bytes == 2 else (64, 32):
-                yield from tiles_with(work, (rows, columns, warps, together), max(axis, 0), taps, box, depth,
-                                      max_workspace)
+            for depth in (128, 64, 32) if work.narrow else (64, 32, 16) if work.source_bytes == 2 else (64, 32):
+                for shared in {1, together}:
+                    yield from tiles_with(work, (rows, columns, warps, shared), max(axis, 0), taps, box, depth,
+                                          max_workspace)
 
 
 def sizes(extent: int, most: int) -> list[int]:
@@ -141,6 +157,7 @@ def box_for(work: Work, rows: int, axis: int, taps: int) -> Box | None:
     k0, k1, k2 = work.geo.kernel
     d0, d1, d2 = work.geo.dilation
     t0, t1, t2 = (1, 1, 1) if work.is_input else work.geo.stride  # a copy reaches over 256 elements of an axis
+    run_cost = 0.3 if work.to_columns else 0.02  # of short runs of memory
     best: tuple[float, Box] | None = None
     for b2 in sizes(e2, min(rows, 256 // t2)):
         if axis == 1 and b2 * d1 % 8:
@@ -157,7 +174,7 @@ def box_for(work: Work, rows: int, axis: int, taps: int) -> Box | None:
                 # lines beside the box's own, which the cache has to bring once more; short runs of memory
                 more = (k0 - 1) * d0 / b0 + (k1 - 1) * d1 / b1 + (k2 - 1) * d2 / b2
                 shared = (taps - 1) * (d0 / b0 if axis == 0 else d1 / b1 if axis == 1 else 0)
-                cost = boxes * (1 + 0.002 * more + 0.02 * shared + 0.02 / b2 + 0.02 / (b1 * b2))
+                cost = boxes * (1 + 0.002 * more + 0.02 * shared + run_cost / b2 + 0.02 / (b1 * b2))
                 if best is None or cost < best[0]:
                     best = (cost, (-(-n // images), b0, b1, b2))
     return best[1] if best is not None else None
@@ -176,45 +193,51 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
     """Tiles with as many slots as fit into shared memory, and their estimated times; none where it cannot be."""
     geo = work.geo
     rows, columns, warps, together = shape
+    boxes = math.prod(-(-extent // size) for extent, size in zip(work.positions, box))
+    tiles = boxes * -(-work.columns // columns) * geo.groups * len(work.phases)
+    if warps == 4 and (together == 1) != (tiles <= MULTIPROCESSORS):
+        return  # four warps have a multiprocessor to themselves, and more slots, where there are enough of them
     copied = copied_rows(work, box, axis, taps)
     if copied == 0 or (work.red % depth and geo.groups > 1) or (depth > 16 and work.red <= depth // 2):
         return
     units, _ = units_of(work, rows, box, axis, taps)
-    source_bytes, weight_bytes = units * 8 * depth * work.source_bytes, columns * depth * 2
+    source_bytes, weight_bytes = units * 8 * depth * work.source_bytes, columns * depth * (1 if work.narrow else 2)
     chunk = min(columns, 128 // work.out_bytes)
     room = SHARED_BYTES // together - LOST_BYTES
     source_slots = weight_slots = out_slots = 0
     for out_slots in (2, 1) if columns > chunk else (1,):
         left = room - out_slots * rows * chunk * work.out_bytes
         if taps == 1:
-            source_slots = weight_slots = min(8, left // (source_bytes + weight_bytes))
+            source_slots = weight_slots = min(MOST_SLOTS, left // (source_bytes + weight_bytes))
         else:
             source_slots = 2 if left - 3 * source_bytes < 4 * weight_bytes else 3
-            weight_slots = min(8, (left - source_slots * source_bytes) // weight_bytes)
+            weight_slots = min(MOST_SLOTS, (left - source_slots * source_bytes) // weight_bytes)
         if weight_slots >= 4 or out_slots * chunk > columns:
             break
     if source_slots < 2 or weight_slots < 3:
         return
-    products = 2 * rows * max(columns, 64) * depth / PRODUCTS
+    products = 2 * rows * max(columns, 64) * depth / (PRODUCTS * NARROW if work.narrow else PRODUCTS)
+    if work.source_bytes == 1:
+        products += 0 if work.narrow else DECODED_ROW_SECONDS * rows
+        waited = NARROW_SECONDS if work.narrow else DECODED_SECONDS
+        products = max(products, (waited + products / (warps // 4)) / together)
     filled = copied * depth * work.source_bytes / taps + weight_bytes
-    copies = copied / taps + (depth * -(-columns // 64) if work.is_input else columns)
+    copies = copied / taps + (depth * -(-columns // 64) if work.is_input and not work.narrow else columns)
     step = max(products, filled / CACHE_RATE, copies * ROW_SECONDS) + DISTURBANCE * filled + STEP_SECONDS
-    step *= together * TOGETHER if together > 1 else 1
     depth_steps = -(-work.red // depth)
-    boxes = math.prod(-(-extent // size) for extent, size in zip(work.positions, box))
-    per_phase = boxes * -(-work.columns // columns) * geo.groups
-    slots = MULTIPROCESSORS * together
-    store = rows * columns * work.out_bytes / STORE_RATE + TILE_SECONDS / 2
     phases = work.phases
+    slots = MULTIPROCESSORS * together
+    sharing = min(together, -(-tiles // MULTIPROCESSORS))
+    step = max(step * sharing, COPY_SECONDS / weight_slots)
+    store = STORES[warps][0] + rows * columns * work.out_bytes / STORES[warps][1]
     share = math.prod(inside_share(work, box[1 + a], a) for a in range(3) if taps == 1 or a != axis)
-    seconds = TILE_SECONDS
+    seconds = TILE_SECONDS + STORES[4][0] - STORES[warps][0]  # nothing is left to multiply while the last is stored
     steps = sum(map(math.prod, phases)) / len(phases)
-    last = max(steps * share * depth_steps * step + store, together * store)
-    seconds += -(-per_phase * len(phases) // slots) * last
+    last = steps * share * depth_steps * step + store
+    seconds += -(-tiles // slots) * last
     x_bytes, y_bytes = (work.out_bytes, work.source_bytes) if work.is_input else (work.source_bytes, work.out_bytes)
     moved = geo.batch * geo.groups * (x_bytes * geo.group_in * math.prod(geo.x)
                                       + y_bytes * geo.group_out * math.prod(geo.y))
-    tiles = per_phase * len(phases)
     floor = moved / MEMORY_RATE
 
     def tile(whole: int, parts: int, seconds: float) -> BoxLineTile:

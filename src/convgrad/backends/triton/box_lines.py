@@ -22,7 +22,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .box_places import next_slot, result_columns, result_rows, slot_of, source_of, work_of
+from .box_places import next_slot, result_columns, result_rows, rows_of_tap, slot_of, source_of, work_of
+from .fp8_products import add_narrow, decoded, halves
 from .line_places import wrapped
 
 
@@ -58,8 +59,8 @@ def copy_source(source_box, slots, full, empty, items, whole, counts, source_ext
 @gluon.jit
 def copy_weight(weight_box, slots, full, empty, items, whole, counts, source_extents, GEOMETRY: gl.constexpr,
                 SHAPE: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr,
-                WEIGHT_COL: gl.constexpr, CB: gl.constexpr, PARTS: gl.constexpr, SLOTS: gl.constexpr,
-                BYTES: gl.constexpr):
+                WEIGHT_COL: gl.constexpr, TURNED: gl.constexpr, CB: gl.constexpr, PARTS: gl.constexpr,
+                SLOTS: gl.constexpr, BYTES: gl.constexpr):
     """The warp that copies boxes of the weight: one for every tap and step of channels."""
     K, T, D, _P, G, INPUT = GEOMETRY
     DEPTH_STEPS: gl.constexpr = (RED + CB - 1) // CB
@@ -79,7 +80,12 @@ def copy_weight(weight_box, slots, full, empty, items, whole, counts, source_ext
                 tap = (tap0 * K[1] + tap1) * K[2] + tap2
                 mbarrier.wait(empty.index(slot), round ^ 1)
                 mbarrier.expect(full.index(slot), BYTES)
-                if INPUT:
+                if TURNED:
+                    at_input = tap * WEIGHT_COL + column if INPUT else tap * RED + c
+                    at_output = group * RED + c if INPUT else group * COL + column
+                    tma.async_copy_global_to_shared(weight_box, [at_input, at_output], full.index(slot),
+                                                    slots.index(slot))
+                elif INPUT and not weight_box.dtype.is_fp8():
                     tma.async_copy_global_to_shared(weight_box, [group * RED + c, tap * WEIGHT_COL + column],
                                                     full.index(slot), slots.index(slot))
                 else:
@@ -120,6 +126,8 @@ def masked_tile(pointers, is_part, parts_at, work, extents, source_extents, sour
     S0, S1, S2 = source_extents
     s_n, s_0, s_1, s_2 = source_steps
     w_o, w_i, w_0, w_1, w_2 = weight_steps
+    stored: gl.constexpr = source.dtype.element_ty
+    operand: gl.constexpr = gl.float16 if stored.is_fp8() else stored
     FEW: gl.constexpr = 64  # rows at a time
     WIDTH: gl.constexpr = 32
     DEPTH: gl.constexpr = 16
@@ -155,14 +163,13 @@ def masked_tile(pointers, is_part, parts_at, work, extents, source_extents, sour
                 for c in range(c0, gl.minimum(c0 + CB, RED), DEPTH):
                     a = gl.load(source + row[:, None] + (group * RED + c + channel_left)[None, :],
                                 mask=there[:, None] & (c + channel_left < RED)[None, :], other=0.0)
-                    a = a.to(weight.dtype.element_ty)
                     at = c + channel_right
                     if INPUT:
                         place_b = (group * RED + at).to(gl.int64)[:, None] * w_o + (columns * w_i)[None, :]
                     else:
                         place_b = (at * w_i)[:, None] + (group * COL + columns).to(gl.int64)[None, :] * w_o
                     b = gl.load(at_tap + place_b, mask=(at < RED)[:, None] & there_column[None, :], other=0.0)
-                    part = mma_v2(a, b, part)
+                    part = mma_v2(a.to(operand), b.to(operand), part)
                 valid = gl.convert_layout(there, gl.SliceLayout(1, layout))
                 total += gl.where(valid[:, None], part, 0.0)
             where, row_there = result_rows(start, first_row, (axis0[0], axis1[0], axis2[0]), extents, result_steps,
@@ -177,15 +184,6 @@ def masked_tile(pointers, is_part, parts_at, work, extents, source_extents, sour
                 gl.store(parts + at_row[:, None] + at_column[None, :], total, mask=to_part)
                 to_result = to_result & (is_part == 0)
             gl.store(result + where[:, None] + beside[None, :], total.to(result.dtype.element_ty), mask=to_result)
-
-
-@gluon.jit
-def halves(value, layout: gl.constexpr):
-    """The left and the right columns of a tile of sums; no thread gives anything to another."""
-    ROWS: gl.constexpr = value.shape[0]
-    WIDTH: gl.constexpr = value.shape[1] // 2
-    left, right = value.reshape([ROWS, 2, WIDTH]).permute(0, 2, 1).split()
-    return gl.convert_layout(left, layout, assert_trivial=True), gl.convert_layout(right, layout, assert_trivial=True)
 
 
 @gluon.jit
@@ -204,23 +202,25 @@ def chunks_of(value, CHUNK: gl.constexpr):
 def store_tile(acc, out_slots, result_box, result, place, extents, result_steps, SHAPE: gl.constexpr,
                STRIDE: gl.constexpr, ROWS: gl.constexpr, INPUT: gl.constexpr, PATCH: gl.constexpr, COL: gl.constexpr,
                HALF: gl.constexpr, BESIDE: gl.constexpr, OS: gl.constexpr, CHUNK: gl.constexpr,
-               BY_BOX: gl.constexpr):
-    """The sums of a tile's half through shared memory to the result, by copies of boxes or row by row.
+               STORE: gl.constexpr):
+    """The sums of a tile's half through shared memory to the result.
 
-    BESIDE: how far the second half's box lies from the first one's.
+    STORE: "box", by copies of boxes; "rows", the channels of a row together; "columns", where positions are neighbours
+    in memory, a thread a row and a warp 32 of them. BESIDE: how far the second half's box lies from the first one's.
     """
     column, start, group, axis0, axis1, axis2 = place
     HM: gl.constexpr = acc.shape[0]
     PER: gl.constexpr = 128 // result.dtype.element_ty.primitive_bitwidth  # elements a thread stores at once
-    flat: gl.constexpr = gl.BlockedLayout([1, PER], [32 * PER // CHUNK, CHUNK // PER], [4, 1], [1, 0])
+    flat: gl.constexpr = gl.BlockedLayout([1, PER], [32, 1], [4, 1], [1, 0]) if STORE == "columns" else \
+        gl.BlockedLayout([1, PER], [32 * PER // CHUNK, CHUNK // PER], [4, 1], [1, 0])
     chunks = chunks_of(acc.to(result.dtype.element_ty), CHUNK)
     for i in gl.static_range(len(chunks)):
         out = out_slots.index(HALF * OS + i % OS)
-        if BY_BOX:
+        if STORE == "box":
             tma.store_wait(pendings=OS - 1)  # the box stored from this slot before
         gl.thread_barrier()
         out.store(chunks[i])
-        if BY_BOX:
+        if STORE == "box":
             fence_async_shared()
             gl.thread_barrier()
             i0 = start[1] + HALF * BESIDE[1]
@@ -248,20 +248,21 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
               pointers, items, whole, counts, extents, source_extents, source_steps, weight_steps, result_steps,
               GEOMETRY: gl.constexpr, SHAPE: gl.constexpr, STRIDE: gl.constexpr, ROWS: gl.constexpr,
               PATCH: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr,
-              PARTS: gl.constexpr, UNITS: gl.constexpr, LINE_UNITS: gl.constexpr, BESIDE: gl.constexpr,
-              BM: gl.constexpr, CB: gl.constexpr, SS: gl.constexpr, WS: gl.constexpr, OS: gl.constexpr,
-              CHUNK: gl.constexpr, BY_BOX: gl.constexpr):
+              TURNED: gl.constexpr, PARTS: gl.constexpr, UNITS: gl.constexpr, LINE_UNITS: gl.constexpr,
+              BESIDE: gl.constexpr, BM: gl.constexpr, CB: gl.constexpr, SS: gl.constexpr, WS: gl.constexpr,
+              OS: gl.constexpr, CHUNK: gl.constexpr, STORE: gl.constexpr):
     """Four multiplying warps: the sums of their rows of tile after tile, and their way to the result."""
     source_full, source_empty, weight_full, weight_empty = barriers
     INPUT: gl.constexpr = GEOMETRY[5]
     BN: gl.constexpr = SHAPE[1]
     HM: gl.constexpr = BM // HALVES
     DEPTH_STEPS: gl.constexpr = (RED + CB - 1) // CB
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    operand: gl.constexpr = weight_slots.dtype
-    DECODE: gl.constexpr = source_slots.dtype != operand  # 8-bit numbers become 16-bit ones on their way to a product
-    rows_layout: gl.constexpr = gl.NVMMASharedLayout(source_slots.layout.swizzle_byte_width,
-                                                     source_slots.dtype.primitive_bitwidth, rank=2)
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1],
+                                                     [16, BN, 256 // weight_slots.dtype.primitive_bitwidth])
+    NARROW: gl.constexpr = weight_slots.dtype.is_fp8()  # products of FP8 numbers, whose sums keep few bits
+    DECODE: gl.constexpr = source_slots.dtype != weight_slots.dtype  # FP8 numbers become 16-bit ones on their way
+    UNROLLED: gl.constexpr = 1 if NARROW else NT  # two tiles of sums leave no registers for more
+    PLACE: gl.constexpr = (UNITS, LINE_UNITS, HALF, HM, CB, NT - 1 if INPUT else 0)
     source_slot = items * 0
     source_round = items * 0
     weight_slot = items * 0
@@ -274,34 +275,56 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
         # NOTE: two names of one value would not both be carried through the loop
         source_before = source_slot + 0
         weight_before = weight_slot + 0
+        if DECODE:
+            mbarrier.wait(source_full.index(source_slot), source_round, pred=end > begin)
+            left = decoded(rows_of_tap(source_slots, source_slot, 0, PLACE), layout)
         for step in range(begin, end):
             mbarrier.wait(source_full.index(source_slot), source_round)
-            for t in gl.static_range(NT):
-                mbarrier.wait(weight_full.index(weight_slot), weight_round)
-                unit = (NT - 1 - t if INPUT else t) * LINE_UNITS + HALF * (HM // 8)
-                a = source_slots.index(source_slot * UNITS + unit)._reinterpret(source_slots.dtype, [HM, CB],
-                                                                                 rows_layout)
-                b = weight_slots.index(weight_slot) if INPUT else weight_slots.index(weight_slot).permute([1, 0])
-                if DECODE:  # from registers, which must not change before the products are finished
-                    left = a.load(gl.DotOperandLayout(0, layout, 2)).to(operand)
-                    acc = warpgroup_mma(left, b, acc, is_async=True)
-                    acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-                else:
-                    acc = warpgroup_mma(a, b, acc, is_async=True)
-                    acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
-                # the products before these are finished: their slots are free
-                mbarrier.arrive(weight_empty.index(weight_before), pred=(step > begin) | (t > 0))
-                if t == 0:
-                    mbarrier.arrive(source_empty.index(source_before), pred=step > begin)
-                weight_before = weight_slot
-                weight_slot, carry = wrapped(weight_slot, 1, WS)
-                weight_round ^= carry
-            source_before = source_slot
+            for t_loop in range(NT // UNROLLED):
+                for t_static in gl.static_range(UNROLLED):
+                    t = t_loop + t_static
+                    if NT > 1:  # otherwise one barrier stands for a slot of both
+                        mbarrier.wait(weight_full.index(weight_slot), weight_round)
+                    a = rows_of_tap(source_slots, source_slot, t, PLACE)
+                    b = weight_slots.index(weight_slot)
+                    if INPUT == TURNED and not NARROW:
+                        b = b.permute([1, 0])
+                    if NARROW:
+                        acc = add_narrow(acc, a, b, layout)
+                    elif DECODE:  # the next rows are decoded while the products of these run
+                        acc = warpgroup_mma(left, b, acc, is_async=True)
+                        if t_static + 1 < NT:
+                            left = decoded(rows_of_tap(source_slots, source_slot, t_static + 1, PLACE), layout)
+                        else:  # after the last step the same rows once more
+                            ahead, carry = wrapped(source_slot, (step + 1 < end).to(gl.int32), SS)
+                            mbarrier.wait(source_full.index(ahead), source_round ^ carry)
+                            left = decoded(rows_of_tap(source_slots, ahead, 0, PLACE), layout)
+                        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+                    else:
+                        acc = warpgroup_mma(a, b, acc, is_async=True)
+                        acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
+                    if NARROW or DECODE:
+                        if NT > 1:
+                            mbarrier.arrive(weight_empty.index(weight_slot))
+                    else:  # the products before these are finished: their slots are free
+                        if NT > 1:
+                            mbarrier.arrive(weight_empty.index(weight_before), pred=(step > begin) | (t > 0))
+                        if t_static == 0:
+                            mbarrier.arrive(source_empty.index(source_before), pred=step > begin)
+                        weight_before = weight_slot
+                    weight_slot, carry = wrapped(weight_slot, 1, WS)
+                    weight_round ^= carry
+            if NARROW or DECODE:
+                mbarrier.arrive(source_empty.index(source_slot))
+            else:
+                source_before = source_slot
             source_slot, carry = wrapped(source_slot, 1, SS)
             source_round ^= carry
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-        mbarrier.arrive(weight_empty.index(weight_before), pred=end > begin)
-        mbarrier.arrive(source_empty.index(source_before), pred=end > begin)
+        if not (NARROW or DECODE):
+            if NT > 1:
+                mbarrier.arrive(weight_empty.index(weight_before), pred=end > begin)
+            mbarrier.arrive(source_empty.index(source_before), pred=end > begin)
         parts_at = (item - whole) * (BM * BN)
         if any_nan(acc):
             masked_tile(pointers, item >= whole, parts_at, work, extents, source_extents, source_steps, weight_steps,
@@ -309,16 +332,16 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
                         HALF * HM + HM, CB)
         elif PARTS == 1:
             store_tile(acc, out_slots, result_box, pointers[2], place, extents, result_steps, SHAPE, STRIDE, ROWS,
-                       INPUT, PATCH, COL, HALF, BESIDE, OS, CHUNK, BY_BOX)
+                       INPUT, PATCH, COL, HALF, BESIDE, OS, CHUNK, STORE)
         else:
             if item < whole:
                 store_tile(acc, out_slots, result_box, pointers[2], place, extents, result_steps, SHAPE, STRIDE, ROWS,
-                           INPUT, PATCH, COL, HALF, BESIDE, OS, CHUNK, BY_BOX)
+                           INPUT, PATCH, COL, HALF, BESIDE, OS, CHUNK, STORE)
             else:
                 at_row = parts_at + (HALF * HM + gl.arange(0, HM, layout=gl.SliceLayout(1, layout))) * BN
                 at_column = gl.arange(0, BN, layout=gl.SliceLayout(0, layout))
                 gl.store(pointers[3] + at_row[:, None] + at_column[None, :], acc)
-    if BY_BOX:
+    if STORE == "box":
         tma.store_wait(pendings=0)
 
 
@@ -326,22 +349,26 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
 def box_lines_kernel(
         source_box, weight_box, result_box, source, weight, result, parts,
         items, whole, N, S0, S1, S2, R0, R1, R2, boxes_n, boxes_0, boxes_1, boxes_2, turn,
-        s_n, s_0, s_1, s_2, w_o, w_i, w_0, w_1, w_2, rn, r0, r1, r2,
+        s_n, s_0, s_1, s_2, w_o, w_i, w_0, w_1, w_2, rn, r0, r1, r2, rc,
         RALIGN: gl.constexpr,
         K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
         T0: gl.constexpr, T1: gl.constexpr, T2: gl.constexpr,
         D0: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
         G0: gl.constexpr, G1: gl.constexpr, G2: gl.constexpr,
-        RED: gl.constexpr, COL: gl.constexpr, WEIGHT_COL: gl.constexpr, INPUT: gl.constexpr,
+        RED: gl.constexpr, COL: gl.constexpr, WEIGHT_COL: gl.constexpr, TURNED: gl.constexpr, INPUT: gl.constexpr,
         PATCH: gl.constexpr, PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr,
         AXIS: gl.constexpr, NT: gl.constexpr, PARTS: gl.constexpr, UNITS: gl.constexpr, LINE_UNITS: gl.constexpr,
         SOURCE_BYTES: gl.constexpr, HN: gl.constexpr, H0: gl.constexpr, H1: gl.constexpr, H2: gl.constexpr,
         BM: gl.constexpr, BN: gl.constexpr, CB: gl.constexpr, SS: gl.constexpr, WS: gl.constexpr, OS: gl.constexpr,
-        CHUNK: gl.constexpr, BY_BOX: gl.constexpr, HALVES: gl.constexpr):
+        CHUNK: gl.constexpr, STORE: gl.constexpr, HALVES: gl.constexpr):
     """UNITS of 8 rows make a slot of the source, LINE_UNITS the distance of two taps that share a box.
 
+    The weight lies as rows of (tap, input channel), one for each output channel, or TURNED.
+
     PATCH: windows lie side by side. Columns are all (tap, channel) pairs, and there is one slot, whatever the stride.
+    FP8 numbers of the source meet a copy of the weight (`weight_box`): 16-bit numbers, or, for products in FP8, rows of
+    the channels summed over; `weight` is as it was given.
     Tiles from `whole` on are summed in PARTS parts, which go to `parts` and are added by `add_box_parts_kernel`.
     """
     ROWS: gl.constexpr = PN * B0 * B1 * B2
@@ -358,21 +385,27 @@ def box_lines_kernel(
     out_layout: gl.constexpr = gl.NVMMASharedLayout(CHUNK * out_type.primitive_bitwidth // 8,
                                                     out_type.primitive_bitwidth, rank=2)
     source_slots = gl.allocate_shared_memory(dtype, [SS * UNITS, 8, CB], source_layout)
-    if INPUT:
-        weight_slots = gl.allocate_shared_memory(weight.dtype.element_ty, [WS, CB, BN], weight_box.layout)
+    WEIGHT_BYTES: gl.constexpr = CB * BN * weight_box.dtype.primitive_bitwidth // 8
+    if INPUT == TURNED or weight_box.dtype.is_fp8():
+        weight_slots = gl.allocate_shared_memory(weight_box.dtype, [WS, BN, CB], weight_box.layout)
     else:
-        weight_slots = gl.allocate_shared_memory(weight.dtype.element_ty, [WS, BN, CB], weight_box.layout)
+        weight_slots = gl.allocate_shared_memory(weight_box.dtype, [WS, CB, BN], weight_box.layout)
     out_slots = gl.allocate_shared_memory(out_type, [HALVES * OS, BM // HALVES, CHUNK], out_layout)
     source_full = gl.allocate_shared_memory(gl.int64, [SS, 1], mbarrier.MBarrierLayout())
     source_empty = gl.allocate_shared_memory(gl.int64, [SS, 1], mbarrier.MBarrierLayout())
-    weight_full = gl.allocate_shared_memory(gl.int64, [WS, 1], mbarrier.MBarrierLayout())
-    weight_empty = gl.allocate_shared_memory(gl.int64, [WS, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(SS):
-        mbarrier.init(source_full.index(i), count=1)
+        mbarrier.init(source_full.index(i), count=1 if NT > 1 else 2)
         mbarrier.init(source_empty.index(i), count=HALVES)
-    for i in gl.static_range(WS):
-        mbarrier.init(weight_full.index(i), count=1)
-        mbarrier.init(weight_empty.index(i), count=HALVES)
+    if NT > 1:
+        weight_full = gl.allocate_shared_memory(gl.int64, [WS, 1], mbarrier.MBarrierLayout())
+        weight_empty = gl.allocate_shared_memory(gl.int64, [WS, 1], mbarrier.MBarrierLayout())
+        for i in gl.static_range(WS):
+            mbarrier.init(weight_full.index(i), count=1)
+            mbarrier.init(weight_empty.index(i), count=HALVES)
+    else:  # slots of both are filled and emptied together: two waits took longer than the products of a small tile
+        gl.static_assert(SS == WS)
+        weight_full = source_full
+        weight_empty = source_empty
     if ROWS < BM:  # rows that no copy writes
         fill: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // CB, CB // 8], [1, 4], [1, 0])
         for i in range(0, SS * UNITS):
@@ -386,30 +419,30 @@ def box_lines_kernel(
     source_extents = (S0, S1, S2)
     source_steps = (s_n, s_0, s_1, s_2)
     weight_steps = (w_o, w_i, w_0, w_1, w_2)
-    result_steps = (rn * RALIGN, r0 * RALIGN, r1 * RALIGN, r2 * RALIGN)
+    result_steps = (rn * RALIGN, r0 * RALIGN, r1 * RALIGN, r2 * RALIGN, rc)
     if HALVES == 2:
         gl.warp_specialize(
             [(sum_tiles, (0, 2, source_slots, weight_slots, out_slots, barriers, result_box, tensors, items, whole,
                           counts, extents, source_extents, source_steps, weight_steps, result_steps, GEOMETRY, SHAPE,
-                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB, SS, WS,
-                          OS, CHUNK, BY_BOX)),
+                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, TURNED, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB,
+                          SS, WS, OS, CHUNK, STORE)),
              (sum_tiles, (1, 2, source_slots, weight_slots, out_slots, barriers, result_box, tensors, items, whole,
                           counts, extents, source_extents, source_steps, weight_steps, result_steps, GEOMETRY, SHAPE,
-                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB, SS, WS,
-                          OS, CHUNK, BY_BOX)),
+                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, TURNED, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB,
+                          SS, WS, OS, CHUNK, STORE)),
              (copy_source, (source_box, source_slots, source_full, source_empty, items, whole, counts, source_extents,
                             GEOMETRY, SHAPE, AXIS, NT, RED, CB, PARTS, UNITS, SS, SOURCE_BYTES)),
              (copy_weight, (weight_box, weight_slots, weight_full, weight_empty, items, whole, counts, source_extents,
-                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_COL, CB, PARTS, WS, CB * BN * 2))],
+                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_COL, TURNED, CB, PARTS, WS, WEIGHT_BYTES))],
             [4, 1, 1], [240, 24, 24])
     else:
         gl.warp_specialize(
             [(sum_tiles, (0, 1, source_slots, weight_slots, out_slots, barriers, result_box, tensors, items, whole,
                           counts, extents, source_extents, source_steps, weight_steps, result_steps, GEOMETRY, SHAPE,
-                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB, SS, WS,
-                          OS, CHUNK, BY_BOX)),
+                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, TURNED, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB,
+                          SS, WS, OS, CHUNK, STORE)),
              (copy_source, (source_box, source_slots, source_full, source_empty, items, whole, counts, source_extents,
                             GEOMETRY, SHAPE, AXIS, NT, RED, CB, PARTS, UNITS, SS, SOURCE_BYTES)),
              (copy_weight, (weight_box, weight_slots, weight_full, weight_empty, items, whole, counts, source_extents,
-                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_COL, CB, PARTS, WS, CB * BN * 2))],
+                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_COL, TURNED, CB, PARTS, WS, WEIGHT_BYTES))],
             [1, 1], [24, 24])

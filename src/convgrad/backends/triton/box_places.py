@@ -143,11 +143,22 @@ def source_of(start, axis, slot, K: gl.constexpr, T: gl.constexpr, D: gl.constex
 
 
 @gluon.jit
+def rows_of_tap(source_slots, slot, tap, PLACE: gl.constexpr):
+    """The rows of a slot that a tap multiplies, for one half of a tile; LAST: the tap whose rows come first, or 0."""
+    UNITS, LINE_UNITS, HALF, HM, CB, LAST = PLACE
+    rows_layout: gl.constexpr = gl.NVMMASharedLayout(source_slots.layout.swizzle_byte_width,
+                                                     source_slots.dtype.primitive_bitwidth, rank=2)
+    line = LAST - tap if LAST > 0 else tap
+    unit = slot * UNITS + line * LINE_UNITS + HALF * (HM // 8)
+    return source_slots.index(unit)._reinterpret(source_slots.dtype, [HM, CB], rows_layout)
+
+
+@gluon.jit
 def result_rows(start, first_row, phases, extents, steps, BOX: gl.constexpr, ROWS: gl.constexpr, STRIDE: gl.constexpr,
                 INPUT: gl.constexpr, COUNT: gl.constexpr, layout: gl.constexpr):
     """Offset in the result and presence of some rows of a tile."""
     N, R0, R1, R2 = extents
-    r_n, r_0, r_1, r_2 = steps
+    r_n, r_0, r_1, r_2, _r_c = steps
     index = first_row + gl.arange(0, COUNT, layout=layout)
     n = start[0] + index // (BOX[1] * BOX[2] * BOX[3])
     i0 = start[1] + (index // (BOX[2] * BOX[3])) % BOX[1]
@@ -165,7 +176,10 @@ def result_rows(start, first_row, phases, extents, steps, BOX: gl.constexpr, ROW
 @gluon.jit
 def result_columns(column, group, steps, STRIDE: gl.constexpr, COL: gl.constexpr, PATCH: gl.constexpr,
                    COUNT: gl.constexpr, layout: gl.constexpr):
-    """Offset in the result and presence of some columns; PATCH: columns are the (tap, channel) pairs, in lines."""
+    """Offset in the result and presence of some columns; PATCH: columns are the (tap, channel) pairs, in lines.
+
+    `steps` are those of n and three axes, and of channels.
+    """
     index = column + gl.arange(0, COUNT, layout=layout)
     if PATCH:
         LINE: gl.constexpr = STRIDE[2] * COL
@@ -173,12 +187,12 @@ def result_columns(column, group, steps, STRIDE: gl.constexpr, COL: gl.constexpr
         where = (line // STRIDE[1]).to(gl.int64) * steps[1] + (line % STRIDE[1]).to(gl.int64) * steps[2] + index % LINE
         return where, index < LINE * STRIDE[0] * STRIDE[1]
     else:
-        return (group * COL + index).to(gl.int64), index < COL
+        return (group * COL + index).to(gl.int64) * steps[4], index < COL
 
 
 @gluon.jit
 def add_box_parts_kernel(
-        parts, result, whole, N, R0, R1, R2, boxes_n, boxes_0, boxes_1, boxes_2, turn, rn, r0, r1, r2,
+        parts, result, whole, N, R0, R1, R2, boxes_n, boxes_0, boxes_1, boxes_2, turn, rn, r0, r1, r2, rc,
         RALIGN: gl.constexpr,
         K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
         T0: gl.constexpr, T1: gl.constexpr, T2: gl.constexpr,
@@ -205,7 +219,7 @@ def add_box_parts_kernel(
     total = gl.load(at)
     for part in gl.static_range(1, PARTS):
         total += gl.load(at + part * (BM * BN))
-    steps = (rn * RALIGN, r0 * RALIGN, r1 * RALIGN, r2 * RALIGN)
+    steps = (rn * RALIGN, r0 * RALIGN, r1 * RALIGN, r2 * RALIGN, rc)
     where, there = result_rows(start, first_row, (axis0[0], axis1[0], axis2[0]), (N, R0, R1, R2), steps,
                                (PN, B0, B1, B2), PN * B0 * B1 * B2, STRIDE, INPUT, FEW, gl.SliceLayout(1, layout))
     beside, column_there = result_columns(column, group, steps, STRIDE, COL, PATCH, BN, gl.SliceLayout(0, layout))

@@ -31,10 +31,14 @@ class BoxTile:
                 f"{self.warps} warps, {self.stages} stages")
 
 
+def whole_channels(problem: Problem) -> bool:
+    """Whether tensor cores multiply the channels of this problem as they lie: 16-bit numbers, channels last."""
+    return (problem.dtype in ("bfloat16", "float16") and rounding(problem) == "" and problem.layout.endswith("C"))
+
+
 def channels_fit(problem: Problem, geo: Geometry) -> bool:
-    """Whether the copy engine can read this problem: 16-bit channels last, enough of them, aligned to 16 bytes."""
-    return (problem.dtype in ("bfloat16", "float16") and rounding(problem) == "" and problem.layout.endswith("C")
-            and geo.group_in % 8 == 0 and geo.group_out % 8 == 0)
+    """Whether the copy engine can read this problem: whole channels, aligned to 16 bytes."""
+    return whole_channels(problem) and geo.group_in % 8 == 0 and geo.group_out % 8 == 0
 
 
 def tensors_fit(*tensors: Any) -> bool:
@@ -74,8 +78,15 @@ def weight_descriptor(weight: Any, block: tuple[int, ...]) -> TensorDescriptor:
 def weight_rows_fit(weight: Any) -> bool:
     """Whether taps and input channels of each output channel make one row without gaps, aligned to 16 bytes."""
     row = weight[:1].permute(0, *range(2, weight.dim()), 1)
-    return bool(row.is_contiguous() and weight.data_ptr() % 16 == 0 and row.numel() % 8 == 0
-                and (weight.shape[0] == 1 or weight.stride(0) % 8 == 0))
+    unit = 16 // weight.element_size()
+    return bool(row.is_contiguous() and weight.data_ptr() % 16 == 0 and row.numel() % unit == 0
+                and (weight.shape[0] == 1 or weight.stride(0) % unit == 0))
+
+
+def turned_rows_fit(weight: Any) -> bool:
+    """Whether the output channels of each tap and input channel make one row, and the rows follow without gaps."""
+    rows = weight.permute(*range(2, weight.dim()), 1, 0)
+    return bool(rows.is_contiguous() and weight.data_ptr() % 16 == 0 and weight.shape[0] % 8 == 0)
 
 
 def step_channels(depth: int) -> int:

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
-from ...problem import Problem
+from ...problem import DTYPES, Problem
 from . import (
+    band_plans,
+    block_plans,
     box_line_plans,
     box_plans,
     cell_plans,
@@ -24,7 +26,7 @@ from .launch import power_of_two
 from .numbers_on_device import operand_bytes
 from .plans import LINE_ENDS
 from .tiles import best_box, choose_gather, choose_splits, choose_weight, stages_for
-from .tuning import Choice
+from .tuning import SEPARATE, Choice
 
 
 def candidates(problem: Problem) -> list[Choice]:
@@ -41,6 +43,9 @@ def candidates(problem: Problem) -> list[Choice]:
         found = list(weight(problem, geo))
     else:
         found = list(gather(problem, geo))
+    if not problem.layout.endswith("C") and DTYPES[problem.dtype][1] <= 2 and geo.groups < max(
+            problem.conv.in_channels, problem.conv.out_channels):
+        found.insert(0, {"kernel": "copied"})
     unique: list[Choice] = []
     for choice in found:
         if choice not in unique:
@@ -59,6 +64,8 @@ def gather(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     plain = choose_gather(geo, is_input, size)
     patch = box_plans.is_patch(problem, geo)
     red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
+    for blocks in block_plans.worth_measuring(problem, geo):
+        yield choice_of("blocks", blocks)
     if cell_plans.expected_to_pay(geo):
         for cells in cell_plans.worth_measuring(problem, geo):
             yield choice_of("cells", cells)
@@ -87,6 +94,8 @@ def gather(problem: Problem, geo: Geometry) -> Iterator[Choice]:
 def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     size = operand_bytes(problem)
     plain = choose_weight(geo, size, None, problem.layout.endswith(LINE_ENDS))
+    for blocks in block_plans.worth_measuring(problem, geo):
+        yield choice_of("blocks", blocks)
     for window in window_plans.worth_measuring(problem, geo):
         yield choice_of("windows", window)
     yield from wide_plans.worth_measuring(problem, geo)
@@ -111,7 +120,9 @@ def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
 def depthwise(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     strips = [choice_of(kernel, strip) for kernel, strip in slide_plans.worth_measuring(problem, geo)]
     if strips and len(problem.results) > 1 and problem.wrt != "weight+bias":
-        yield {"kernel": "separate"}
+        yield SEPARATE
+    for band in band_plans.worth_measuring(problem, geo):
+        yield choice_of("band", band)
     yield from strips
     yield from plain_depthwise(problem, geo)
 
@@ -125,7 +136,7 @@ def plain_depthwise(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     if len(problem.results) > 1 and problem.wrt != "weight+bias":
         if not depthwise_plans.fused_fits(geo):
             return
-        yield {"kernel": "separate"}
+        yield SEPARATE
     apart = geo.dilation[2] // geo.common[2] > 4 or last == 1
     shapes = ((1, 4), (2, 4), (1, 8), (2, 8), (2, 2)) if apart else \
         ((4, 4), (8, 4), (4, 8), (8, 8), (8, 2), (4, 2), (2, 8))

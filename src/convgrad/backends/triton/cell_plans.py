@@ -125,6 +125,8 @@ def all_cells(geo: Geometry, max_workspace: int | None) -> Iterator[CellTile]:
                 memory = (dy_bytes + dx_bytes) / MEMORY_BYTES
                 if (cb > 16 and cb >= 2 * max(shape.cell, 1)) or shape.columns > 2048 or shape.shifts[1] > 8:
                     continue
+                if shape.per_row > 1 and shape.cell % 8:  # a copy of a cell starts at a multiple of 16 bytes, too
+                    continue
                 yield from tiles_of(geo, shape, fold, gp, cb, limit, memory)
 
 

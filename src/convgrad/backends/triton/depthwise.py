@@ -11,7 +11,7 @@ gradient, output) or per tap (weight gradient), as tuples that the compiler unro
 import triton
 import triton.language as tl
 
-from .elements import as_operand, position, wide
+from .elements import as_operand, as_result, position, wide
 from .gather import inside, phase_of_axis
 
 
@@ -202,7 +202,7 @@ def depthwise_gather_kernel(
             for u in tl.static_range(UW):
                 i2 = (jb * UW + u) * LAST_PHASES + ph2
                 tl.store(result_base + (wide(i2, WIDE) * r_2)[:, None],
-                         acc[ph2 * UW + u].to(result.dtype.element_ty), mask=(there & (i2 < R2))[:, None] & c_there)
+                         as_result(acc[ph2 * UW + u], result), mask=(there & (i2 < R2))[:, None] & c_there)
     else:
         for e in range(0, LAST_PHASES * UW):
             if INPUT:
@@ -226,7 +226,7 @@ def depthwise_gather_kernel(
                 factor = tl.load(taps + ((t0 * K1 + t1) * K2 + t2) * C + c, mask=c < C, other=0.0)
                 again += tl.where(ok, one * factor[None, :], 0)
             i2_ = (jb * UW + e % UW) * LAST_PHASES + e // UW
-            tl.store(result_base + (wide(i2_, WIDE) * r_2)[:, None], again.to(result.dtype.element_ty),
+            tl.store(result_base + (wide(i2_, WIDE) * r_2)[:, None], as_result(again, result),
                      mask=(there & (i2_ < R2))[:, None] & c_there)
 
 
@@ -289,7 +289,7 @@ def depthwise_weight_kernel(
         for r in tl.static_range(LINES):
             for m in tl.static_range(K2):
                 tap = (line_tile * LINES + r) * K2 + m
-                tl.store(out + tap * p_tap, tl.sum(acc[r * K2 + m], 0).to(partial.dtype.element_ty),
+                tl.store(out + tap * p_tap, as_result(tl.sum(acc[r * K2 + m], 0), partial),
                          mask=(c < C) & (tap < K0 * K1 * K2))
     else:
         last = tl.minimum((line_tile + 1) * LINES, K0 * K1) * K2
@@ -309,7 +309,7 @@ def depthwise_weight_kernel(
                        + wide(f_i2, WIDE) * x_2)[:, None] + (wide(c, WIDE) * xc)[None, :]
                 one = as_sum(tl.load(dy + f_y, mask=ok, other=0.0), table, ROUND, ACC)
                 again += one * as_sum(tl.load(x + f_x, mask=ok, other=0.0), table, ROUND, ACC)
-            tl.store(out + tap * p_tap, tl.sum(again, 0).to(partial.dtype.element_ty), mask=c < C)
+            tl.store(out + tap * p_tap, as_result(tl.sum(again, 0), partial), mask=c < C)
     if BIAS:
-        tl.store(bias_partial + split.to(tl.int64) * C + c, tl.sum(bias, 0).to(bias_partial.dtype.element_ty),
+        tl.store(bias_partial + split.to(tl.int64) * C + c, as_result(tl.sum(bias, 0), bias_partial),
                  mask=(c < C) & (line_tile == 0))

@@ -49,6 +49,83 @@ def round_mantissa(value, DROP: tl.constexpr, EVEN: tl.constexpr):
 
 
 @triton.jit
+def as_result(value, result):
+    """Sums, rounded once to the format that `result` points to; uint8 holds HiFloat8."""
+    stored: tl.constexpr = result.dtype.element_ty
+    if stored.primitive_bitwidth == 8 and value.dtype == tl.float64:
+        value = as_odd_float32(value)
+    if stored == tl.uint8:
+        return hifloat8_code(value)
+    elif stored == tl.float8e4nv:
+        return float8_code(value, 3, 7, 0x7F, 0x7F).to(stored, bitcast=True)
+    elif stored == tl.float8e5:
+        return float8_code(value, 2, 15, 0x7C, 0x7E).to(stored, bitcast=True)
+    else:
+        return value.to(stored)
+
+
+@triton.jit
+def as_odd_float32(value):
+    """A float64 cut off to float32, its last bit 1 where anything was cut off: a second rounding is as one of both."""
+    rounded = value.to(tl.float32)
+    exact = rounded.to(tl.float64)
+    bits = rounded.to(tl.uint32, bitcast=True) - (tl.abs(exact) > tl.abs(value)).to(tl.uint32)
+    return tl.where(exact == value, bits, bits | 1).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def float8_code(value, MANTISSA: tl.constexpr, BIAS: tl.constexpr, BEYOND: tl.constexpr, NAN: tl.constexpr):
+    """The code of the nearest value, ties to even; from code BEYOND on all are BEYOND.
+
+    The conversion of processors would give the largest finite value there.
+    """
+    bits = value.to(tl.uint32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    DROP: tl.constexpr = 23 - MANTISSA
+    normal = ((size + ((1 << (DROP - 1)) - 1) + ((size >> DROP) & 1)) >> DROP) - ((127 - BIAS) << MANTISSA)
+    # below the smallest normal value: a sum whose last place is the smallest difference
+    WHOLE: tl.constexpr = (150 + 1 - BIAS - MANTISSA) << 23
+    summed = tl.abs(value) + tl.full(value.shape, WHOLE, tl.uint32).to(tl.float32, bitcast=True)
+    small = summed.to(tl.uint32, bitcast=True) - WHOLE
+    code = tl.where(size < ((128 - BIAS) << 23), small, normal)
+    code = tl.where(code >= BEYOND, BEYOND, code)
+    code = tl.where(size > 0x7F800000, NAN, code)
+    return (code | ((bits >> 31) << 7)).to(tl.uint8)
+
+
+@triton.jit
+def hifloat8_code(value):
+    """The code of the nearest value, ties away from zero: 3, 2, 1 or 0 bits of mantissa by the exponent's size."""
+    bits = value.to(tl.uint32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    exponent = (size >> 23).to(tl.int32) - 127
+    drop = 23 - hifloat8_mantissa(exponent)
+    rounded = ((size + (1 << (drop - 1)).to(tl.uint32)) >> drop.to(tl.uint32)) << drop.to(tl.uint32)
+    rounded = tl.where(size < (127 - 22) << 23, tl.where(size < (127 - 23) << 23, 0, (127 - 22) << 23), rounded)
+    exponent = (rounded >> 23).to(tl.int32) - 127
+    far = tl.abs(exponent)
+    # bits of the exponent with its sign first; the leading 1 of its size is not stored
+    width = (far >= 1).to(tl.int32) + (far >= 2).to(tl.int32) + (far >= 4).to(tl.int32) + (far >= 8).to(tl.int32)
+    low = tl.maximum(width - 1, 0)
+    field = ((exponent < 0).to(tl.int32) << low) | (far & ((1 << low) - 1))
+    prefix = tl.where(width == 0, 0x08, tl.where(width == 1, 0x10, (width - 1) << 5))
+    mantissa_bits = hifloat8_mantissa(exponent)
+    mantissa = ((rounded & 0x7FFFFF) >> (23 - mantissa_bits).to(tl.uint32)).to(tl.int32)
+    code = tl.where(exponent < -15, exponent + 23, prefix | (field << mantissa_bits) | mantissa)
+    code = tl.where(rounded > (127 + 15) << 23, 0x6F, code)
+    code |= (bits >> 31).to(tl.int32) << 7
+    code = tl.where(rounded == 0, 0, code)
+    return tl.where(size > 0x7F800000, 0x80, code).to(tl.uint8)
+
+
+@triton.jit
+def hifloat8_mantissa(exponent):
+    """How many bits of mantissa HiFloat8 has at an exponent."""
+    far = tl.abs(exponent)
+    return tl.where(exponent < -15, 0, tl.where(far >= 8, 1, tl.where(far >= 4, 2, 3)))
+
+
+@triton.jit
 def position(flat, J0, J1, J2):
     """Split a flat index into (n, j0, j1, j2), the last axis fastest."""
     j2 = flat % J2

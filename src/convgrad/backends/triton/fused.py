@@ -21,7 +21,7 @@ from .depthwise import (
     source_shift,
     tap_step,
 )
-from .elements import position, wide
+from .elements import as_result, position, wide
 from .gather import inside, phase_of_axis
 
 
@@ -168,7 +168,7 @@ def fused_kernel(
                     for u in tl.static_range(UW):
                         i2 = (jb * UW + u) * T2 + ph2
                         suspect += sums[u] * 0
-                        tl.store(dx_row + (wide(i2, WIDE) * r_2)[:, None], sums[u].to(dx.dtype.element_ty),
+                        tl.store(dx_row + (wide(i2, WIDE) * r_2)[:, None], as_result(sums[u], dx),
                                  mask=(row_there & (i2 < X2))[:, None] & c_there)
 
     # A zero that stands for padding times an infinite operand gives NaN: then do the run again, masking every product.
@@ -178,7 +178,7 @@ def fused_kernel(
     if tl.max(tl.max((suspect != suspect).to(tl.int32), 1), 0) == 0:
         for e in tl.static_range(K0 * K1 * K2):
             tl.store(out + tap_of_sum(e, T0, T1, T2, D0, D1, D2, P0, P1, P2, K0, K1, K2) * p_tap,
-                     tl.sum(dw[e], 0).to(partial.dtype.element_ty), mask=c < C)
+                     as_result(tl.sum(dw[e], 0), partial), mask=c < C)
     else:
         for tile in range(begin * (T0 * T1 * T2 * UW), end * (T0 * T1 * T2 * UW)):
             f_n, f_j0, f_jb, f_j1 = position((tile // (T0 * T1 * T2 * UW)) * BR + tl.arange(0, BR), J0, JB, J1)
@@ -207,7 +207,7 @@ def fused_kernel(
             f_i2 = f_j2 * T2 + phase % T2
             to = (wide(f_n, WIDE) * r_n + wide(f_i0, WIDE) * r_0 + wide(f_i1, WIDE) * r_1
                   + wide(f_i2, WIDE) * r_2)[:, None] + dx_c
-            tl.store(dx + to, again.to(dx.dtype.element_ty),
+            tl.store(dx + to, as_result(again, dx),
                      mask=((f_n < N) & (f_i0 < X0) & (f_i1 < X1) & (f_i2 < X2))[:, None] & c_there)
         for tap in range(0, K0 * K1 * K2):
             reach0 = (tap // (K2 * K1)) * D0 - P0
@@ -234,7 +234,7 @@ def fused_kernel(
                           + wide(f_o2, WIDE) * y_2)[:, None] + dy_c
                 one = as_sum(tl.load(dy + from_y, mask=ok, other=0.0), table, ROUND, ACC)
                 again += one * as_sum(tl.load(x + from_x, mask=ok, other=0.0), table, ROUND, ACC)
-            tl.store(out + tap * p_tap, tl.sum(again, 0).to(partial.dtype.element_ty), mask=c < C)
+            tl.store(out + tap * p_tap, as_result(tl.sum(again, 0), partial), mask=c < C)
     if BIAS:
-        tl.store(bias_partial + split.to(tl.int64) * C + c, tl.sum(bias, 0).to(bias_partial.dtype.element_ty),
+        tl.store(bias_partial + split.to(tl.int64) * C + c, as_result(tl.sum(bias, 0), bias_partial),
                  mask=c < C)

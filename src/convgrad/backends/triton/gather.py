@@ -10,7 +10,7 @@ are columns of one tile instead, so that layers with few input channels still fi
 import triton
 import triton.language as tl
 
-from .elements import as_operand, has_nan, only, position, settled, wide
+from .elements import as_operand, as_result, has_nan, only, position, settled, wide
 
 
 @triton.jit
@@ -106,7 +106,7 @@ def exact_rows(source, weight, result, table, n, j0, j1, j2, group, column_there
         acc += tl.where(both, product, 0)
     where, there = result_rows(n, j0, j1, j2, c0, c1, c2, N, R0, R1, R2, r_n, r_0, r_1, r_2, T0, T1, T2, INPUT, PACK,
                                WIDE)
-    tl.store(result[None, :] + where, acc.to(result.dtype.element_ty), mask=there & column_there[None, :])
+    tl.store(result[None, :] + where, as_result(acc, result), mask=there & column_there[None, :])
 
 
 FEW = tl.constexpr(16)  # rows at a time of a tile that is summed again
@@ -286,7 +286,7 @@ def gather_kernel(
     if has_nan(acc) == 0:
         where, there = result_rows(n, j0, j1, j2, c0, c1, c2, N, R0, R1, R2, r_n, r_0, r_1, r_2, T0, T1, T2, INPUT,
                                    PACK, WIDE)
-        tl.store(result + where + result_column[None, :], acc.to(result.dtype.element_ty),
+        tl.store(result + where + result_column[None, :], as_result(acc, result),
                  mask=there & column_there[None, :])
     else:
         for chunk in range(0, BM // FEW):

@@ -70,20 +70,6 @@ def stored_images(box, images, OPERAND: gl.constexpr, PRODUCTS: gl.constexpr, PN
 
 
 @gluon.jit
-def view_shift(reach, SPACING: gl.constexpr):
-    """Where tap reach lies in its phase's view of x, of elements SPACING apart."""
-    phase = ((reach % SPACING) + SPACING) % SPACING
-    return (reach - phase) // SPACING
-
-
-@gluon.jit
-def segment(table, number, SEGMENTS: gl.constexpr):
-    """(tile, number of the part, first line, end, parts to fill with zeros) of one of this program's segments."""
-    at = table + gl.program_id(0) * (SEGMENTS * 5) + number * 5
-    return gl.load(at), gl.load(at + 1), gl.load(at + 2), gl.load(at + 3), gl.load(at + 4)
-
-
-@gluon.jit
 def boxes_inside(tap, extents, boxes, A: gl.constexpr, AXIS: gl.constexpr, CHAIN: gl.constexpr,
                  GEOMETRY: gl.constexpr, BOX: gl.constexpr):
     """The first box of an axis where a tap reads x at all, and how many there are."""
@@ -134,3 +120,29 @@ def slot_after(slot, round, STEPS: gl.constexpr, SLOTS: gl.constexpr):
     """The slot some steps on, and the round it is in."""
     over = (slot + STEPS >= SLOTS).to(gl.int32)
     return slot + STEPS - over * SLOTS, round ^ over
+
+
+@gluon.jit
+def segment(table, number, shape, extents, images, TILING: gl.constexpr, SEGMENTS: gl.constexpr, PARTS: gl.constexpr,
+            AXIS: gl.constexpr, CHAIN: gl.constexpr, GEOMETRY: gl.constexpr, BOX: gl.constexpr):
+    """One of this program's segments: the place of its tile, that of its lines, (part, first line, end, zero parts).
+
+    Where all tiles have as many PARTS, a program has one of them, which it finds without the table: a first load takes
+    about a microsecond.
+    """
+    KERNEL, BK, CB, KG, CG = TILING
+    if PARTS == 0:
+        at = table + gl.program_id(0) * (SEGMENTS * 5) + number * 5
+        tile = gl.load(at)
+        run = (gl.load(at + 1), gl.load(at + 2), gl.load(at + 3), gl.load(at + 4))
+    else:
+        tile = gl.program_id(0) % (gl.num_programs(0) // PARTS)
+    place = tile_place(tile, AXIS, GEOMETRY[3], KERNEL, BK, CB, KG, CG)
+    first, seen = lines_of_tile(place[2], place[3], place[4], shape, extents, AXIS, CHAIN, GEOMETRY, BOX)
+    if PARTS > 0:
+        part = gl.program_id(0) // (gl.num_programs(0) // PARTS)
+        count = seen[0] * seen[1] * seen[2] * seen[3] * seen[4] * images
+        length = (count + PARTS - 1) // PARTS
+        begin = gl.minimum(part * length, count)
+        run = (part, begin, gl.minimum(begin + length, count), tile * 0)
+    return place, first, seen, run

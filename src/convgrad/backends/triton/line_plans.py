@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 import triton.experimental.gluon.language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ...problem import Problem
-from .box_plans import channels_fit, descriptor, tensors_fit
-from .geometry import Geometry, strides_of
+from .box_line_plans import padded, up8
+from .box_plans import descriptor, tensors_fit, whole_channels
+from .descriptors import BoxDescriptor
+from .direct import KNOWN_TRITON
+from .geometry import Geometry, Three, strides_of
 from .launch import INTERPRETED, Launch, Step
 from .line_schedule import (
     Segment,
@@ -28,11 +30,15 @@ from .line_schedule import (
     shares,
 )
 from .replay import constant_tensor
-from .tiles import MULTIPROCESSORS, SHARED_BYTES, Box, best_box, most_splits
+from .tiles import MULTIPROCESSORS, SHARED_BYTES, Box, best_box, most_splits, workspace_limit
 from .tuning import Choice, fields_of
 from .weight_lines import line_weight_kernel
 
-MOST_VIEWS = 4  # of x, that one launch takes
+MOST_SEGMENTS = 62  # of a program that adds to a result: it knows which ones it has to sum again
+FARTHEST, LONGEST = 8, 256  # elements: from one that a copy takes to the next, and over all of them on an axis
+# Boxes of many images whose pixels lie far from each other: slower by this much where the cache does not hold both
+# operands (one layer was measured).
+SCATTERED, HELD_BYTES = 1.3, 40e6
 FEWER_LINES = 0.97  # of those of compact boxes, to make other boxes worth a thought
 # The tiles whose results were compared with a reference on an H200: output channels, input channels and pixels of a
 # line, then the taps a program without chains and with chains. Others compile, but only these are chosen.
@@ -53,11 +59,12 @@ SEEN_RIGHT: dict[tuple[int, int, int], tuple[tuple[int, ...], tuple[int, ...]]] 
     (256, 128, 64): ((1,), ()),
 }
 # Programs that share all lines evenly are at different lines at a time: only where the cache holds both operands.
-CACHED_BYTES = 60e6
+CACHED_BYTES = 45e6
+SHARING = 1.13  # of the time of equal shares, as measured
 # What the cost model counts with, in operations, bytes and seconds, fitted to layers measured on an H200: rates of the
 # products by the columns of a tile, and of copies from the cache by the channels of a pixel that are copied together.
-PRODUCTS = {16: 335e12, 32: 560e12, 64: 790e12, 128: 930e12, 256: 930e12}
-CACHE_BYTES = {16: 4e12, 32: 6e12, 64: 7.6e12, 128: 10.5e12, 256: 10.5e12}
+PRODUCTS = {16: 335e12, 32: 560e12, 64: 790e12, 128: 930e12, 256: 960e12}
+CACHE_BYTES = {16: 4e12, 32: 6e12, 64: 7.6e12, 128: 12.5e12, 256: 12.5e12}
 MEMORY_BYTES = 3.5e12
 LAUNCH_SECONDS = 4e-6
 COPY_SECONDS = 0.15e-6  # to start the copies of a line
@@ -83,6 +90,7 @@ class LineTile:
     splits: int  # parts of a tile's sums, added by a second kernel
     seconds: float
     programs: int = 0  # that share the lines of all tiles evenly; 0: each has one run of one tile
+    turned: bool = False  # input channels are the rows of a product, for results whose output channels are neighbours
 
     def __str__(self) -> str:
         return (f"lines of {'x'.join(map(str, self.box))} pixels, {self.BK} x {self.CB} channels x {self.NT} taps of "
@@ -91,13 +99,21 @@ class LineTile:
                 f"{self.seconds * 1e6:.0f} us expected")
 
 
-def lines_fit(problem: Problem, geo: Geometry) -> bool:
-    """Whether the copies and tensor cores can do this problem: aligned 16-bit channels, and enough of them."""
-    if INTERPRETED or not channels_fit(problem, geo):
+def lines_fit(problem: Problem, geo: Geometry, fold: int = 0) -> bool:
+    """Whether the copies and tensor cores can do this problem: 16-bit channels last, and enough of them."""
+    if INTERPRETED or not KNOWN_TRITON or not whole_channels(problem):
         return False
     fewest = min(geo.group_in, geo.group_out)
+    if geo.group_in % 8 or geo.group_out % 8:
+        return fewest >= 32 and geo.groups == 1 and fold == 0
     # of the grouped layers that were timed, those with under 32 channels were not faster than `weight.py`
     return fewest >= (16 if geo.groups == 1 else 32)
+
+
+def padded_bytes(geo: Geometry) -> tuple[int, int]:
+    """Bytes of the copies of dy and x that are made where rows of channels are no multiples of 16 bytes."""
+    return (2 * geo.pixels * up8(geo.group_out) if geo.group_out % 8 else 0,
+            2 * geo.batch * math.prod(geo.x) * up8(geo.group_in) if geo.group_in % 8 else 0)
 
 
 def folded_axes(problem: Problem, geo: Geometry) -> int:
@@ -156,10 +172,18 @@ class LinePlan:
     fold: int
     tile: LineTile
     step: Step
+    copies: tuple[int, int]  # bytes, of dy and x
 
     def take(self, dy: Any, x: Any) -> bool:
         seen = folded_view(x, self.geo, self.fold)
-        return seen is not None and tensors_fit(dy, seen)
+        dy_copy, x_copy = self.copies
+        return seen is not None and (dy_copy > 0 or tensors_fit(dy)) and (x_copy > 0 or tensors_fit(seen))
+
+    def copied(self, dy: Any, x: Any, memory: Any) -> tuple[Any, Any]:
+        """The operands as the copy engine can read them; `memory`: float32, of as many bytes as all copies."""
+        end = self.copies[0] // 4
+        return (padded(dy, memory[:end], dy.dtype) if self.copies[0] else dy,
+                padded(x, memory[end:end + self.copies[1] // 4], x.dtype) if self.copies[1] else x)
 
     def write(self, dy: Any, x: Any, result: Any) -> None:
         """Write partial sums to a result (run, O, I, three axes), or the gradient itself to one without runs.
@@ -180,14 +204,22 @@ def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choi
         return None
     fold = folded_axes(problem, geo)
     seen = folded(geo, fold)
-    if not lines_fit(problem, seen):
+    if not lines_fit(problem, seen, fold):
         return None
+    copies = padded_bytes(seen)
+    if sum(copies):
+        max_workspace = workspace_limit(geo, max_workspace) - sum(copies)
+        if max_workspace < 0:
+            return None
     tile = settled(seen, LineTile(**fields_of(choice))) if choice is not None else None
     if tile is None or tile.splits > most_splits(geo, max_workspace):
         tile = choose_lines(seen, max_workspace, fold)
     if tile is None or (fold and tile.splits == 1):
         return None
-    return LinePlan(geo, fold, tile, line_weight(seen, tile))
+    tile = turned(seen, tile) if problem.weight_layout.endswith("O") else tile
+    copying = sum(LAUNCH_SECONDS + 2 * size / MEMORY_BYTES for size in copies if size)
+    tile = replace(tile, seconds=tile.seconds + copying)
+    return LinePlan(geo, fold, tile, line_weight(seen, tile), copies)
 
 
 def tile_shapes(geo: Geometry) -> Iterator[tuple[int, int, int, int, bool, int]]:
@@ -211,36 +243,28 @@ def tile_shapes(geo: Geometry) -> Iterator[tuple[int, int, int, int, bool, int]]
 def line_boxes(geo: Geometry, axis: int, taps: int, chain: bool, pixels: int) -> tuple[Box, ...]:
     """Boxes of pixels for lines: compact ones, and others where that leaves out more lines that only read padding.
 
-    A box is one wide on the axis of a chain, and on strided axes that need too many views.
+    A box is one wide on the axis of a chain, and where the copies do not reach over more elements of x.
     """
-    narrow = [(chain and axis == a) or (taps > 1 and axis == a and geo.stride[a] > 1) for a in range(3)]
-    while views(geo, narrow) > MOST_VIEWS:
-        wide = [a for a in (1, 0, 2) if geo.stride[a] > 1 and not narrow[a]]
-        narrow[wide[0]] = True
-    extents = tuple(1 if narrow[a] else geo.y[a] for a in range(3))
-    compact = best_box((geo.batch, *extents), pixels)
-    if not all(size == 1 for size, one in zip(compact[1:], narrow) if one):
-        return ()  # an axis of extent 1 got a wider box to fill the line
+    most = tuple(1 if (chain and axis == a) or geo.stride[a] > FARTHEST else LONGEST // geo.stride[a] for a in range(3))
+    extents = tuple(1 if most[a] == 1 else geo.y[a] for a in range(3))
+    compact = best_box((geo.batch, *extents), pixels, most=most)
     sizes = [1] + [2**bits for bits in range(1, pixels.bit_length())]
     boxes = [(pixels // (b0 * b1 * b2), b0, b1, b2) for b0, b1, b2 in product(
-        *([size for size in sizes if size < 2 * extent] for extent in extents)) if pixels % (b0 * b1 * b2) == 0]
-    boxes = [box for box in boxes if box[0] < 2 * geo.batch]
+        *([size for size in sizes if size < 2 * extent and size <= limit] for extent, limit in zip(extents, most)))
+        if pixels % (b0 * b1 * b2) == 0]
+    boxes = [compact, *(box for box in boxes if box[0] < 2 * geo.batch)]
 
     def lines(box: Box) -> int:
         walk = lines_of(geo, box, axis, chain)
         return sum(lines_of_taps(geo, box, axis, taps, chain, walk.length * walk.spread))
 
-    fewest = min(boxes, key=lambda box: (lines(box), -box[3], -box[2], -box[1]), default=compact)
+    fewest = min(boxes, key=lambda box: (lines(box), -box[3], -box[2], -box[1]))
     return (compact, fewest) if lines(fewest) < FEWER_LINES * lines(compact) else (compact,)
 
 
 def skips(geo: Geometry, tile: LineTile) -> bool:
     """Whether the box of a tile is not the compact one."""
     return tile.box != line_boxes(geo, tile.axis, tile.NT, tile.chain, math.prod(tile.box))[0]
-
-
-def views(geo: Geometry, narrow: list[bool]) -> int:
-    return math.prod(1 if narrow[a] else len(phase_taps(geo, a)) for a in range(3))
 
 
 @dataclass(frozen=True)
@@ -250,7 +274,7 @@ class Lines:
     length: int  # of a chain
     spread: int  # chains between each other: one per residue of the dilation
     boxes: tuple[int, int, int, int]  # on (n, three axes), 1 on the axis of the chain
-    direct: tuple[bool, bool, bool]  # axes on which the copies see x itself, not a phase
+
 
 def lines_of(geo: Geometry, box: Box, axis: int, chain: bool) -> Lines:
     boxes = [-(-extent // size) for extent, size in zip((geo.batch, *geo.y), box)]
@@ -258,13 +282,7 @@ def lines_of(geo: Geometry, box: Box, axis: int, chain: bool) -> Lines:
     if chain:
         spread = geo.dilation[axis] if geo.stride[axis] == 1 else 1
         length, boxes[1 + axis] = -(-geo.y[axis] // spread), 1
-    direct = tuple(geo.stride[a] > 1 and box[1 + a] == 1 for a in range(3))
-    return Lines(length, spread, tuple(boxes), direct)  # type: ignore[arg-type]
-
-
-def view_count(geo: Geometry, tile: LineTile) -> int:
-    """How many phases of x the copies of a tile see."""
-    return views(geo, list(lines_of(geo, tile.box, tile.axis, tile.chain).direct))
+    return Lines(length, spread, tuple(boxes))  # type: ignore[arg-type]
 
 
 def choose_lines(geo: Geometry, max_workspace: int | None, fold: int = 0) -> LineTile | None:
@@ -279,11 +297,19 @@ def settled(geo: Geometry, tile: LineTile) -> LineTile:
     return replace(tile, splits=most_parts(schedule_of(geo, tile))) if tile.programs else tile
 
 
+def turned(geo: Geometry, tile: LineTile) -> LineTile:
+    """The tile with input channels as rows, which stores neighbouring output channels together, where that pays."""
+    if tile.turned or tile.splits > 1 or tile.NT > 1 or -(-geo.group_out // tile.CB) * -(-geo.group_in // tile.BK) > \
+            -(-geo.group_out // tile.BK) * -(-geo.group_in // tile.CB):
+        return tile
+    return replace(tile, BK=tile.CB, CB=tile.BK, turned=True)
+
+
 def worth_measuring(problem: Problem, geo: Geometry, count: int = 7) -> list[LineTile]:
     """The best tiles of different kinds: chains, several taps without chains, single taps, of different sizes."""
     fold = folded_axes(problem, geo)
     seen = folded(geo, fold)
-    if not lines_fit(problem, seen):
+    if not lines_fit(problem, seen, fold):
         return []
     found: list[LineTile] = []
     kinds: set[tuple[bool, bool, int, bool, bool]] = set()
@@ -314,6 +340,8 @@ def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
         y_slots = next((count for count in (6, 5, 4, 3)
                         if (room - count * y_bytes) // x_bytes >= 2 * taps + count - 2), 0)
         x_slots = min(4 * taps + 3, (room - y_slots * y_bytes) // x_bytes)
+        if taps == 1:
+            y_slots = x_slots = min(6, room // (y_bytes + x_bytes))
         if y_slots == 0:
             continue
         fresh = taps if not chain else geo.stride[axis] + (taps - geo.stride[axis]) / lines.length
@@ -325,9 +353,12 @@ def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
         line_seconds = max(products + LINE_SECONDS, copies, COPY_SECONDS * fresh) + DISTURBANCE * copies
         slots = MULTIPROCESSORS * together
         least = max(operand_bytes, weight_bytes) / MEMORY_BYTES
+        scattered = SCATTERED if box[0] > 1 and geo.batch > 1 and operand_bytes > HELD_BYTES and \
+            box != line_boxes(geo, axis, taps, chain, pixels)[0] else 1.0
 
         tile = LineTile(box, bk, cb, taps, axis, chain, y_slots, x_slots, warps, together, 1, 0.0)
-        ways = []  # (parts of a tile, programs that share all lines, lines that a multiprocessor sums in turn)
+        # parts of a tile, programs that share all lines, lines that a multiprocessor sums in turn
+        ways: list[tuple[int, int, float]] = []
         for splits in split_counts(tiles, max(by_taps), slots, most):
             # a wave of programs takes as long as their longest run; many waves even out
             waves = -(-tiles * splits // slots)
@@ -336,9 +367,10 @@ def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
         if total >= 8 * slots and operand_bytes <= CACHED_BYTES and tiles > 1:
             run, segments = shares(tiles, total, slots)
             parts = (max(by_taps) - 2) // run + 2  # at most; see `settled`
-            ways += [(parts, slots, run + 4 * segments)] if parts <= most else []
+            ways += [(parts, slots, SHARING * (run + 4 * segments))] if parts <= most else []
         for parts, programs, turn in ways:
-            seconds = LAUNCH_SECONDS + max(turn * line_seconds, least)
+            summing = turn * line_seconds * scattered
+            seconds = LAUNCH_SECONDS + max(summing, least)
             if parts > 1:
                 seconds += LAUNCH_SECONDS + 2 * parts * weight_bytes / MEMORY_BYTES
             yield replace(tile, splits=parts, seconds=seconds, programs=programs)
@@ -352,16 +384,12 @@ def split_counts(tiles: int, lines: int, slots: int, most: int) -> list[int]:
     return sorted(count for count in found if 1 <= count <= max(1, min(most, lines // 4)))
 
 
-def box_descriptor(tensor: Any, box: Box, channels: int) -> TensorDescriptor:
+def box_descriptor(tensor: Any, box: Box, channels: int, stride: Three = (1, 1, 1)) -> BoxDescriptor:
     plain = descriptor(tensor, (*box, channels))
-    return TensorDescriptor(plain.base, plain.shape, plain.strides, plain.block_shape,
-                            gl.NVMMASharedLayout(min(128, 2 * channels), 16, rank=5))
-
-
-def phase_taps(geo: Geometry, axis: int) -> list[int]:
-    """The phase of x (residue modulo the stride) that each tap of an axis reads, as far as they differ."""
-    stride, step = geo.stride[axis], geo.stride[axis] // geo.common[axis]
-    return [(tap * geo.dilation[axis] - geo.pad[axis]) % stride for tap in range(min(step, geo.kernel[axis]))]
+    steps = (1, *(step if size > 1 else 1 for step, size in zip(stride, box[1:])), 1)
+    return BoxDescriptor(plain.base, plain.shape, plain.strides, plain.block_shape,
+                         gl.NVMMASharedLayout(min(128, 2 * channels), 16, rank=5),
+                         box=(*box, min(64, channels)), steps=steps)  # more channels are copied 64 at a time
 
 
 def schedule_of(geo: Geometry, tile: LineTile) -> list[list[Segment]]:
@@ -380,32 +408,30 @@ def line_weight(geo: Geometry, tile: LineTile, products: int = 1, add: bool = Fa
     """
     lines = lines_of(geo, tile.box, tile.axis, tile.chain)
     schedule = schedule_of(geo, tile)
-    numbers, segments = as_table(schedule)
+    if add and max(map(len, schedule)) > MOST_SEGMENTS:
+        tile = replace(tile, programs=0)
+        schedule = schedule_of(geo, tile)
+    numbers, segments = as_table(schedule) if tile.programs else ([], 1)
+    fill = any(segment.fill for program in schedule for segment in program)
     tables: dict[Any, Any] = {}
-    phases = [[0] if lines.direct[axis] else phase_taps(geo, axis) for axis in range(3)]
     pn, b0, b1, b2 = tile.box
-
-    def view_of(x: Any, phase: tuple[int, ...]) -> Any:
-        places = [slice(None) if lines.direct[axis] else slice(phase[axis], None, geo.stride[axis])
-                  for axis in range(5 - x.dim(), 3)]
-        return x[tuple([slice(None), slice(None), *places])]
+    y_slots, x_slots = (tile.y_slots, tile.x_slots) if tile.NT > 1 else (min(tile.y_slots, tile.x_slots),) * 2
 
     def leading(dy: Any, x: Any, result: Any) -> tuple[Any, ...]:
-        views = [box_descriptor(view_of(x, phase), tile.box, tile.CB) for phase in product(*phases)]
-        table = constant_tensor(tables, dy.device, lambda: torch.tensor(numbers, dtype=torch.int32, device=dy.device))
-        return (box_descriptor(dy, tile.box, tile.BK), *views, *[None] * (MOST_VIEWS - len(views)), dy, x, result,
+        table = constant_tensor(tables, dy.device, lambda: torch.tensor(
+            numbers, dtype=torch.int32, device=dy.device)) if tile.programs else None
+        return (box_descriptor(dy, tile.box, tile.BK), box_descriptor(x, tile.box, tile.CB, geo.stride), dy, x, result,
                 table)
 
     def launch(dy: Any, x: Any, result: Any) -> Launch:
         yn, _, *y = strides_of(dy)
         xn, _, *xs = strides_of(x)
         r_split, ro, ri, *r = tuple(result.stride()) if result.dim() == 6 else (0, *strides_of(result))
-        constants = {**geo.constants(), **{f"F{axis}": len(phases[axis]) for axis in range(3)},
-                     **{f"J{axis}": geo.stride[axis] if lines.direct[axis] else 1 for axis in range(3)},
-                     "KG": geo.group_out, "CG": geo.group_in, "PRODUCTS": products, "ADD": add,
-                     "SEGMENTS": segments, "AXIS": tile.axis, "NT": tile.NT, "CHAIN": tile.chain,
-                     "PN": pn, "B0": b0, "B1": b1, "B2": b2, "BK": tile.BK, "CB": tile.CB,
-                     "YS": tile.y_slots, "XS": tile.x_slots, "WARPS": tile.warps}
+        constants = {**geo.constants(), "KG": geo.group_out, "CG": geo.group_in, "PRODUCTS": products, "ADD": add,
+                     "FILL": fill, "TURNED": tile.turned, "SEGMENTS": segments,
+                     "PARTS": 0 if tile.programs else tile.splits, "AXIS": tile.axis, "NT": tile.NT,
+                     "CHAIN": tile.chain, "PN": pn, "B0": b0, "B1": b1, "B2": b2, "BK": tile.BK, "CB": tile.CB,
+                     "YS": y_slots, "XS": x_slots, "WARPS": tile.warps}
         batch = geo.batch // products
         scalars = (batch, *geo.y, *geo.x, lines.length, lines.spread, *lines.boxes[1:], -(-batch // pn), yn, *y,
                    xn, *xs, r_split, ro, ri, *r)

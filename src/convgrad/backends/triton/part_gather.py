@@ -27,8 +27,8 @@ from .part_plans import (
     seen,
     split_step,
     with_axis,
-    workspace_limit,
 )
+from .tiles import workspace_limit
 
 BOX_FLOPS = 400e12  # of boxes.py, a second
 

@@ -20,7 +20,7 @@ from .launch import INTERPRETED, Launch, Step, power_of_two
 from .line_plans import LAUNCH_SECONDS, MEMORY_BYTES, LineTile, choose_lines, line_weight
 from .numbers_on_device import rounding, scratch
 from .parts import split_kernel
-from .tiles import WORKSPACE_FLOOR
+from .tiles import workspace_limit
 
 PART_BYTES = 2
 # Products of parts, highest first: high*high, high*middle, middle*high (and middle*middle, high*low, low*high). The
@@ -52,12 +52,6 @@ def flops_of(geo: Geometry) -> float:
     return 2.0 * geo.groups * geo.group_out * geo.group_in * geo.taps * geo.pixels
 
 
-def workspace_limit(geo: Geometry, max_workspace: int | None) -> int:
-    """max(64 MiB, twice the weight gradient in float32), or what the caller allows."""
-    limit = max(WORKSPACE_FLOOR, 8 * geo.groups * geo.group_out * geo.group_in * geo.taps)
-    return limit if max_workspace is None else min(limit, max_workspace)
-
-
 def outer_axis(extents: tuple[int, int, int]) -> int:
     """The axis that is cut into rows: the first of many rows, for chunks share the rows at their border."""
     return max(range(3), key=lambda axis: (min(extents[axis], 64), -axis))
@@ -79,7 +73,8 @@ def split_step(part_count: int, padded: int, block: tuple[int, int, int], axis: 
         return Launch((-(-pixels // bp), -(-channels // bc)),
                       (source.shape[0], padded, channels, *block, *with_axis((0, 0, 0), axis, first),
                        *three(tuple(source.shape[2:]), 1), sn, sc, *s),
-                      {"PARTS": part_count, "WIDE": needs_wide(source), "BP": bp, "BC": bc}, 4, 1)
+                      {"PARTS": part_count, "FIRST": channels > 1 and sc != 1, "WIDE": needs_wide(source), "BP": bp,
+                       "BC": bc}, 4, 1)
 
     return Step(split_kernel, launch)
 

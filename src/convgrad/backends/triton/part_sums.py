@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from .elements import wide
+from .elements import as_result, wide
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def add_parts_kernel(partial, result, size, splits, r_o, r_i, r_0, r_1, r_2, INN
     t0 = rest % A0
     o = rest // A0
     tl.store(result + o.to(tl.int64) * r_o + i * r_i + t0 * r_0 + t1 * r_1 + t2 * r_2,
-             acc.to(result.dtype.element_ty), mask=there)
+             as_result(acc, result), mask=there)
 
 
 @triton.jit
@@ -63,7 +63,7 @@ def reduce_kernel(partial, result, size, SPLITS, INNER, A1, A2, A3, r_o, r_i, r_
     rest = rest // A2
     t0 = rest % A1
     o = rest // A1
-    tl.store(result + o * r_o + i * r_i + t0 * r_0 + t1 * r_1 + t2 * r_2, acc.to(result.dtype.element_ty), mask=there)
+    tl.store(result + o * r_o + i * r_i + t0 * r_0 + t1 * r_1 + t2 * r_2, as_result(acc, result), mask=there)
 
 
 @triton.jit
@@ -77,6 +77,6 @@ def reduce_taps_kernel(partial, dw, db, size, SPLITS, C, A1, A2, A3, w_c, w_0, w
     tap = element // C
     is_tap = tap < A1 * A2 * A3
     at = c * w_c + (tap // (A2 * A3)) * w_0 + ((tap // A3) % A2) * w_1 + (tap % A3) * w_2
-    tl.store(dw + at, acc.to(dw.dtype.element_ty), mask=there & is_tap)
+    tl.store(dw + at, as_result(acc, dw), mask=there & is_tap)
     if BIAS:
-        tl.store(db + c * b_c, acc.to(db.dtype.element_ty), mask=there & ~is_tap)
+        tl.store(db + c * b_c, as_result(acc, db), mask=there & ~is_tap)

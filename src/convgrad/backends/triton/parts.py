@@ -26,11 +26,13 @@ def rounded_part(value):
 
 @triton.jit(do_not_specialize=["images", "first0", "first1", "first2"])
 def split_kernel(source, parts, images, padded, channels, Q0, Q1, Q2, first0, first1, first2, E0, E1, E2,
-                 s_n, s_c, s_0, s_1, s_2, PARTS: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):
+                 s_n, s_c, s_0, s_1, s_2, PARTS: tl.constexpr, FIRST: tl.constexpr, WIDE: tl.constexpr,
+                 BP: tl.constexpr, BC: tl.constexpr):
     """Write the parts of a block of Q0 x Q1 x Q2 pixels of all images, channels last, one part after the other.
 
     The block begins at pixel (first0, first1, first2) of images of E0 x E1 x E2 pixels. What lies outside of them is
-    zero, as are images beyond `images`. What is not finite goes into the first part alone.
+    zero, as are images beyond `images`. What is not finite goes into the first part alone. FIRST: neighbours in the
+    source are pixels, not channels.
     """
     pixel = wide(tl.program_id(0), WIDE) * BP + tl.arange(0, BP)
     channel = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -40,8 +42,12 @@ def split_kernel(source, parts, images, padded, channels, Q0, Q1, Q2, first0, fi
     i2 = q2 + first2
     inside = (n < images) & (i0 >= 0) & (i0 < E0) & (i1 >= 0) & (i1 < E1) & (i2 >= 0) & (i2 < E2)
     row = wide(n, WIDE) * s_n + wide(i0, WIDE) * s_0 + wide(i1, WIDE) * s_1 + wide(i2, WIDE) * s_2
-    rest = tl.load(source + row[:, None] + (wide(channel, WIDE) * s_c)[None, :],
-                   mask=inside[:, None] & (channel < channels)[None, :], other=0.0)
+    if FIRST:
+        rest = tl.trans(tl.load(source + (wide(channel, WIDE) * s_c)[:, None] + row[None, :],
+                                mask=(channel < channels)[:, None] & inside[None, :], other=0.0))
+    else:
+        rest = tl.load(source + row[:, None] + (wide(channel, WIDE) * s_c)[None, :],
+                       mask=inside[:, None] & (channel < channels)[None, :], other=0.0)
     keep = (n < padded)[:, None] & (channel < channels)[None, :]
     target = parts + pixel.to(tl.int64)[:, None] * channels + channel[None, :]
     size = tl.full([], 1, tl.int64) * padded * Q0 * Q1 * Q2 * channels

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import triton.language as tl
 
 from ...problem import DTYPES, Plan, Problem, Unsupported
-from . import depthwise_plans, slide_plans
+from . import band_plans, copied_plans, depthwise_plans, slide_plans
 from .flat import flattened, with_flat
 from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
@@ -26,7 +27,7 @@ from .tiles import (
     most_splits,
     reduce_tile,
 )
-from .tuning import Choice, fields_of, tuned
+from .tuning import SEPARATE, Choice, fields_of, tuned
 from .ways import Way, add_step, gather_ways, weight_ways
 from .weight import bias_kernel, weight_kernel
 
@@ -41,8 +42,6 @@ def make_plan(problem: Problem, max_workspace: int | None, choice: Choice | None
 
 def plan_as_given(problem: Problem, max_workspace: int | None, choice: Choice | None) -> Plan:
     """The plan for the problem's own shapes."""
-    if DTYPES[problem.out_dtype][1] == 1:
-        raise Unsupported(f"out_dtype={problem.out_dtype}: the kernels write float64, float32, bfloat16 or float16")
     geo = geometry(problem.conv)
     wrt = problem.wrt
     source = "given"
@@ -71,12 +70,28 @@ def noted(plan: Plan, source: str) -> Plan:
 
 def depthwise_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
     """One channel per group: kernels of their own, in one pass where that is faster."""
-    if choice is not None and choice["kernel"] == "separate":
+    if choice == SEPARATE:
         raise Unsupported("several results at once: tuning found one kernel each to be faster")
+    if DTYPES[problem.out_dtype][1] == 1:  # the plain kernels encode 8-bit results
+        measured = choice is not None and choice["kernel"] == "depthwise"
+        return plain_depthwise_plan(problem, geo, max_workspace, choice if measured else None)
+    if choice is None and "input" in problem.results and len(problem.results) > 1 \
+            and band_plans.faster_apart(problem, geo, max_workspace):
+        raise Unsupported("several results at once: one pass each on the tensor cores is faster by the model")
+    banded = band_plans.for_problem(problem, geo, max_workspace, choice)
+    if banded is not None:
+        return band_plans.or_other(banded, strips_or_plain(problem, geo, max_workspace, None))
+    return strips_or_plain(problem, geo, max_workspace, choice)
+
+
+def strips_or_plain(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
+    """Depthwise gradients without tensor cores."""
+    if choice is not None and choice["kernel"] == "band":  # measured for tensors that bands do not take
+        choice = None
     slid = slide_plans.for_problem(problem, geo, max_workspace, choice)
     if slid is None:  # a measured strip says nothing about the plain kernels
-        strip = choice is not None and choice["kernel"] in ("slide", "tall")
-        return plain_depthwise_plan(problem, geo, max_workspace, None if strip else choice)
+        measured = choice is not None and choice["kernel"] == "depthwise"
+        return plain_depthwise_plan(problem, geo, max_workspace, choice if measured else None)
     parts = [problem] if len(problem.results) == 1 or problem.wrt == "weight+bias" else \
         [problem.with_(wrt="input"), problem.with_(wrt="+".join(problem.results[1:]))]
     return slide_plans.or_plain(slid, [plain_depthwise_plan(part, geo, max_workspace, None) for part in parts])
@@ -103,6 +118,11 @@ def fill_zero(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: An
 
 def gather_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
     """The output, or the input gradient."""
+    return planned(problem, geo, max_workspace, choice, gather_choices)
+
+
+def gather_choices(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
+    """The ways to the output or the input gradient of tensors as they lie, the best first; the last takes all."""
     is_input = problem.wrt == "input"
     tile = choose_gather(geo, is_input, operand_bytes(problem))
     if choice is not None and choice["kernel"] == "gather":
@@ -112,7 +132,31 @@ def gather_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
     by_pointers = Way(f"gather_{DTYPES[problem.dtype][0]}_{tile.BM}x{tile.BN}x{tile.TS * tile.CB}", str(tile), math.inf,
                       0, lambda operands, result: True,
                       lambda operands, result, workspace: step(*operands, result, table_for(problem, result)))
-    return first_that_takes(problem, [*gather_ways(problem, geo, max_workspace, choice), by_pointers])
+    return [*gather_ways(problem, geo, max_workspace, choice), by_pointers]
+
+
+Choices = Callable[[Problem, Geometry, int | None, Choice | None], list[Way]]
+
+
+def planned(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None,
+            choices: Choices) -> Plan:
+    """The plan of the ways that `choices` finds, or that it finds for copies of the tensors with channels last."""
+    *ways, by_pointers = choices(problem, geo, max_workspace, choice)
+
+    def for_piece(piece: Problem, room: int) -> list[Way]:
+        return choices(piece, geometry(piece.conv), room, tuned(piece)[0])
+
+    by_parts = any(way.name.startswith("parts") for way in ways)  # they take tensors as they lie
+    if not by_parts and (choice is None or choice["kernel"] == "copied"):
+        copied = None if problem.layout.endswith("C") else \
+            copied_plans.offered(problem, geo, max_workspace, for_piece, choice is not None)
+        if isinstance(copied, Way) and (not ways or copied.seconds < ways[0].seconds):
+            ways = [copied]
+        elif ways and max_workspace is None:
+            ways.append(copied_plans.where_they_lie_otherwise(problem, geo, for_piece))
+        elif isinstance(copied, str):
+            by_pointers = replace(by_pointers, note=f"{by_pointers.note}; {copied}")
+    return first_that_takes(problem, [*ways, by_pointers])
 
 
 def first_that_takes(problem: Problem, ways: list[Way]) -> Plan:
@@ -161,6 +205,12 @@ def gather_launch(geo: Geometry, tile: GatherTile, is_input: bool, numbers: dict
 
 
 def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
+    """The weight gradient."""
+    return planned(problem, geo, max_workspace, choice, weight_choices)
+
+
+def weight_choices(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
+    """The ways to the weight gradient of tensors as they lie, the best first; the last takes all."""
     numbers = arithmetic(problem)
     tile = choose_weight(geo, operand_bytes(problem), max_workspace, problem.layout.endswith(LINE_ENDS))
     if choice is not None and choice["kernel"] == "weight":
@@ -185,7 +235,7 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
     by_pointers = Way(
         f"weight_{DTYPES[problem.dtype][0]}_{tile.BK}x{tile.TS * tile.CB}x{tile.BP}_split{tile.SPLITS}", str(tile),
         math.inf, partial_bytes, lambda operands, result: True, run)
-    return first_that_takes(problem, [*weight_ways(problem, geo, max_workspace, choice), by_pointers])
+    return [*weight_ways(problem, geo, max_workspace, choice), by_pointers]
 
 
 LINE_ENDS = ("LC", "WC")  # layouts whose last spatial axis and channels make one line
@@ -233,7 +283,7 @@ def weight_launch(geo: Geometry, tile: WeightTile, numbers: dict[str, Any], dy: 
 
 def bias_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Plan:
     channels = geo.groups * geo.group_out
-    bk = min(128, power_of_two(channels))
+    bk = min(128, power_of_two(channels)) if problem.layout.endswith("C") else 1  # neighbours in memory side by side
     bp = max(1, 4096 // bk)
     limit = WORKSPACE_FLOOR if max_workspace is None else max_workspace
     tiles = -(-channels // bk)
@@ -245,10 +295,13 @@ def bias_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Pla
 
     def launch(dy: Any, result: Any, table: Any) -> Launch:
         yn, yc, *y = strides_of(dy)
+        extents, runs = geo.y, copied_plans.runs_of(dy)
+        if len(runs) == 1:  # fewer divisions
+            extents, y = (1, 1, runs[0][0]), [0, 0, runs[0][1]]
         align, (yn, *y) = aligned_strides((yn, *y))
         r_split, r_k = result.stride() if splits > 1 else (0, result.stride(0))
         constants = {"YALIGN": align, "WIDE": needs_wide(dy), **numbers, "BP": bp, "BK": bk}
-        scalars = (geo.pixels, run_length, *geo.y, yn, yc, *y, r_split, r_k, channels)
+        scalars = (geo.pixels, run_length, *extents, yn, yc, *y, r_split, r_k, channels)
         return Launch((tiles, splits), scalars, constants, 8, 2)
 
     step = Step(bias_kernel, launch)

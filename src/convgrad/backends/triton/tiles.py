@@ -144,10 +144,12 @@ def stages_for(step_bytes: int, most: int = 4) -> int:
     return max(1, min(most, SHARED_BYTES // max(1, step_bytes)))
 
 
-def best_box(extents: tuple[int, ...], volume: int, stride: tuple[int, ...] = (1, 1, 1)) -> Box:
+def best_box(extents: tuple[int, ...], volume: int, stride: tuple[int, ...] = (1, 1, 1),
+             most: tuple[int, ...] = (256, 256, 256)) -> Box:
     """The box of `volume` positions (powers of two) that covers the extents with the fewest positions to spare.
 
-    Axes but the last with a stride have extent 1 in a box: the copy engine does not skip elements.
+    Axes but the last with a stride have extent 1 in a box: Triton's own copies do not skip elements. `most`: largest
+    extents of a box on the three axes.
     """
     best: tuple[float, Box] | None = None
     sizes = [1 << e for e in range(volume.bit_length())]
@@ -155,7 +157,7 @@ def best_box(extents: tuple[int, ...], volume: int, stride: tuple[int, ...] = (1
         if volume % (b0 * b1 * b2) or (stride[0] > 1 and b0 > 1) or (stride[1] > 1 and b1 > 1):
             continue
         box = (volume // (b0 * b1 * b2), b0, b1, b2)
-        if max(box) > 256:
+        if box[0] > 256 or b0 > most[0] or b1 > most[1] or b2 > most[2]:
             continue
         covered = math.prod(-(-extent // size) * size for extent, size in zip(extents, box))
         halo = sum(1.0 / size for size, extent in zip(box[1:], extents[1:]) if extent > 1)
@@ -207,13 +209,16 @@ def choose_weight(geo: Geometry, itemsize: int, max_workspace: int | None, lines
     return WeightTile(bk, cb, ts, best_box((geo.batch, *geo.y), bp), gp, swap, flat, segmented, splits, warps, stages)
 
 
+def workspace_limit(geo: Geometry, max_workspace: int | None) -> int:
+    """Bytes for a weight gradient: max(64 MiB, twice the gradient in float32), or what the caller allows."""
+    limit = max(WORKSPACE_FLOOR, 8 * geo.groups * geo.group_out * geo.group_in * geo.taps)
+    return limit if max_workspace is None else min(limit, max_workspace)
+
+
 def most_splits(geo: Geometry, max_workspace: int | None) -> int:
-    """Most runs of pixels whose partial weight gradients fit into max(64 MiB, twice the gradient in float32)."""
+    """Most runs of pixels whose partial weight gradients fit into the workspace."""
     weight_bytes = 4 * geo.groups * geo.group_out * geo.group_in * geo.taps
-    limit = max(WORKSPACE_FLOOR, 2 * weight_bytes)
-    if max_workspace is not None:
-        limit = min(limit, max_workspace)
-    return max(1, min(1024, limit // max(1, weight_bytes)))
+    return max(1, min(1024, workspace_limit(geo, max_workspace) // max(1, weight_bytes)))
 
 
 def choose_splits(geo: Geometry, tiles: int, bp: int, max_workspace: int | None, waves: int = 4) -> int:

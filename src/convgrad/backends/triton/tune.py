@@ -15,11 +15,13 @@ from ...problem import SPATIAL_LETTERS, Plan, Problem, Unsupported
 from .tuning import Choice, entries, key, user_file
 
 DONE, BAD_INPUT, REFUSED = 0, 2, 3
-AGREEMENT = 0.01  # largest relative difference (norms) of two correct results: both are rounded to 16 bits at worst
+PLAIN: Choice = {"kernel": "plain"}  # no special way: the kernels whose results all others are compared with
+TWO_ROUNDINGS = 2.0**-7  # of two right results to bfloat16, relative to an element
+SUMMATION = 1e-3  # difference of two right sums in float32, relative to the mean square of the result
 FLUSH_BYTES = 256 * 2**20  # written between runs, so that none finds its operands in the L2 cache
 HOPELESS = 1.3  # a candidate whose first runs take this much longer than the best is not measured further
 FIRST_RUNS = 3
-COMPILING_SHARE = 0.6  # of the time limit, at most
+WORTH_AN_ENTRY = 1.02  # an entry may be so much slower than the plan without one: that is what measuring can tell
 AHEAD_CYCLES = 2_000_000  # for which the GPU waits (about 1 ms), so that launching is not part of what is measured
 
 
@@ -27,15 +29,23 @@ def add_commands(subparsers: Any) -> None:
     """Add the command to the command line."""
     parser = subparsers.add_parser(
         "tune", help="measure GPU tiles for problems and remember the fastest",
-        description="Measure all candidate tiles of every problem and keep the fastest in a file that plans read.")
-    parser.add_argument("problems", nargs="*",
-                        help="problem strings, names of files with one per line, or files of layers as `bench` reads")
+        description="Measure the tiles that the cost models expect to be best for every problem, compare their results "
+                    "with those of the plain kernels, and keep the fastest in a file that plans read.")
+    parser.add_argument("problems", nargs="*", help="problem strings, names of files with one per line, sets or files "
+                        "of layers as `bench` reads (bfloat16 and all gradients then)")
+    parser.add_argument("--filter", default="", help="only lines of files with one of these words")
+    parser.add_argument("--candidates", type=int, default=8, help="tiles to measure for a problem (default: 8)")
     parser.add_argument("--file", type=Path, default=None, help="where to keep the winners (default: the user's file)")
     parser.add_argument("--repeats", type=int, default=9, help="timed runs per candidate (default: 9)")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that compile")
+    parser.add_argument("--workers", type=int, default=processors() - 1 or 1, help="processes that compile")
     parser.add_argument("--limit-seconds", type=float, default=float("inf"), help="stop after this much time")
     parser.add_argument("--new", action="store_true", help="leave out problems that the file already has")
     parser.set_defaults(run=run)
+
+
+def processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
         return REFUSED
     path = args.file or user_file()
     known = entries(path)
-    problems = [problem for problem in read_problems(args.problems) if not (args.new and key(problem) in known)]
+    problems = [problem for problem in read_problems(args.problems, args.filter)
+                if not (args.new and key(problem) in known)]
     path.parent.mkdir(parents=True, exist_ok=True)
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "interpreter"
     won: dict[str, Choice] = {}
@@ -64,19 +75,23 @@ def run(args: argparse.Namespace) -> int:
         unfinished.write_text(text, encoding="utf-8")
         unfinished.replace(path)
 
-    tune(problems, args.repeats, args.workers, args.limit_seconds, keep)
+    tune(problems, args.repeats, args.workers, args.limit_seconds, keep, args.candidates)
     print(f"{len(won)} entries written to {path}")
     return DONE
 
 
-def read_problems(words: Iterable[str]) -> list[Problem]:
-    """Problems from strings and from files with one string, or one layer of a benchmark, per line."""
+def read_problems(words: Iterable[str], wanted: str = "") -> list[Problem]:
+    """Problems from strings, and from sets and files with one string, or one layer of a benchmark, per line."""
     found: list[Problem] = []
+    some = [word.strip() for word in wanted.split(",") if word.strip()]
     for word in words:
         path = Path(word)
+        shipped = Path(__file__).parents[2] / "benchmark" / "problems" / f"{word}.txt"
+        path = path if path.is_file() else shipped
         lines = path.read_text(encoding="utf-8").splitlines() if " " not in word and path.is_file() else [word]
         for line in lines:
-            if not line.strip() or line.startswith("#"):
+            if not line.strip() or line.startswith("#") or (line is not word and some and
+                                                            not any(part in line for part in some)):
                 continue
             found += gradients_of(line.rpartition("|")[2]) if "|" in line else [Problem.parse(line)]
     return [problem.with_(device="cuda") for problem in found]
@@ -94,77 +109,78 @@ def gradients_of(layer: str) -> list[Problem]:
 
 
 def tune(problems: Sequence[Problem], repeats: int, workers: int = 1, limit_seconds: float = float("inf"),
-         keep: Callable[[str, Choice], None] = lambda entry, choice: None) -> dict[str, Choice]:
+         keep: Callable[[str, Choice], None] = lambda entry, choice: None, most: int = 8) -> dict[str, Choice]:
     """The fastest choice for every problem that has one, by the problem's key; `keep` hears of each at once."""
     from rich.progress import Progress
 
-    from .ahead import compile_ahead
+    from .ahead import Background
     from .candidates import candidates
     from .launch import INTERPRETED
 
     end = time.monotonic() + limit_seconds
     won: dict[str, Choice] = {}
-    jobs = [(problem, choices) for problem, choices in ((problem, candidates(problem)) for problem in problems)
+    jobs = [(problem, choices) for problem, choices in ((p, in_turns(candidates(p))[:most]) for p in problems)
             if choices]
+    compiling = None if INTERPRETED else Background(
+        [job for problem, choices in jobs for job in jobs_of(problem, choices)], workers, limit_seconds)
     with Progress() as progress:
-        ready = {str(problem): list(range(len(choices))) for problem, choices in jobs}
-        if not INTERPRETED:
-            # the models' first picks of all problems first, then their second ones: time may be short
-            ranks = max((len(choices) for _, choices in jobs), default=0)
-            ahead = [(str(problem), choices[rank]) for rank in range(ranks) for problem, choices in jobs
-                     if rank < len(choices)]
-            bar = progress.add_task("compiling", total=len(ahead))
-            compiled: dict[str, list[Choice | None]] = {name: [] for name in ready}
-
-            def done(job: tuple[str, Choice | None], seconds: float, error: str) -> None:
-                compiled[job[0]] += [] if error else [job[1]]
-                progress.advance(bar)
-
-            compile_ahead(ahead, workers, limit_seconds * COMPILING_SHARE, done)
-            ready = {str(problem): [place for place, choice in enumerate(choices) if choice in compiled[str(problem)]]
-                     for problem, choices in jobs}
-        bar = progress.add_task("measuring", total=sum(map(len, ready.values())))
+        bar = progress.add_task("measuring", total=len(jobs))
         for problem, choices in jobs:
+            progress.update(bar, description=str(problem)[:60], advance=0)
+            if compiling is not None:
+                ready = [compiling.wait(job, max(0.0, min(3600.0, end - time.monotonic())))
+                         for job in jobs_of(problem, choices)][-len(choices):]
+                choices = [choice for choice, compiled in zip(choices, ready) if compiled]
             if time.monotonic() > end:
                 progress.console.print(f"out of time before {problem}")
                 break
-            progress.update(bar, description=str(problem)[:60])
-            found = fastest(problem, [choices[place] for place in ready[str(problem)]], repeats,
-                            lambda: progress.advance(bar))
-            if found is not None:
-                best, model, choice = found
-                won[key(problem)] = choice
-                keep(key(problem), choice)
-                progress.console.print(f"{best:9.4f} ms (model {model:9.4f})  {problem}: {choice}", soft_wrap=True)
+            found = fastest(problem, choices, repeats)
+            progress.advance(bar)
+            if found is None:
+                progress.console.print(f"no entry for {problem}", soft_wrap=True)
+                continue
+            best, before, choice = found
+            won[key(problem)] = choice
+            keep(key(problem), choice)
+            progress.console.print(f"{best:9.4f} ms (before {before:9.4f})  {problem}: {choice}", soft_wrap=True)
     return won
 
 
-def fastest(problem: Problem, choices: Sequence[Choice], repeats: int,
-            done: Callable[[], None] = lambda: None) -> tuple[float, float, Choice] | None:
-    """Milliseconds of the fastest choice and of the first one (the model's), and the fastest itself."""
+def in_turns(choices: Sequence[Choice]) -> list[Choice]:
+    """The first of every kernel, then the second of every kernel, and so on: each model knows its own tiles only."""
+    by_kernel: dict[str, list[Choice]] = {}
+    for choice in choices:
+        by_kernel.setdefault(choice["kernel"], []).append(choice)
+    return [some[place] for place in range(len(choices)) for some in by_kernel.values() if place < len(some)]
+
+
+def jobs_of(problem: Problem, choices: Sequence[Choice]) -> list[tuple[str, Choice | None]]:
+    """What is compiled to tune a problem: the kernels to compare with, the candidates.
+
+    The plan of now is one of the candidates most of the time.
+    """
+    single: list[tuple[str, Choice | None]] = [(str(problem.with_(wrt=wrt)), PLAIN) for wrt in problem.results]
+    return [*single, *((str(problem), choice) for choice in choices)]
+
+
+def fastest(problem: Problem, choices: Sequence[Choice], repeats: int) -> tuple[float, float, Choice] | None:
+    """Milliseconds of the fastest choice and of the plan of now, and the choice; None where none is right and fast."""
     import torch
 
-    bench = None
     try:
         bench = Bench(problem, repeats)
-        times = []
-        for choice in choices:
-            times.append(bench.time(choice))
-            done()
+        now = bench.time(None)
+        times = [(spent, place) for place, spent in enumerate(map(bench.time, choices)) if spent is not None]
     except torch.OutOfMemoryError:
         return None
-    votes = [opinion for _, opinion in times]
-    right = max(range(len(bench.opinions)), key=votes.count, default=0)  # of those with as many votes the first
-    measured = [(spent, place) for place, (spent, opinion) in enumerate(times)
-                if spent is not None and opinion == right]
-    if not measured:
+    best, place = min(times, default=(float("inf"), 0))
+    if best == float("inf") or (now is not None and best > WORTH_AN_ENTRY * now):
         return None
-    best, place = min(measured)
-    return best, times[0][0] if times[0][0] is not None else float("nan"), choices[place]
+    return best, float("nan") if now is None else now, choices[place]
 
 
 class Bench:
-    """Operands and results of one problem, and the different results that candidates gave: the most common is right."""
+    """Operands and results of one problem; results are right where they agree with those of the plain kernels."""
 
     def __init__(self, problem: Problem, repeats: int) -> None:
         import torch
@@ -174,7 +190,7 @@ class Bench:
         self.problem, self.repeats = problem, repeats
         self.operands = tuple(self.tensor(name, problem.dtype) for name in problem.operands)
         self.results = tuple(self.tensor(wrt, problem.out_dtype) for wrt in problem.results)
-        self.opinions: list[tuple[Any, ...]] = []
+        self.wanted: tuple[Any, ...] = ()
         self.best = float("inf")
         self.flush = None if INTERPRETED else torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
 
@@ -192,48 +208,53 @@ class Bench:
             return made.copy_(torch.randn(made.shape, device=made.device))
         return made.normal_()
 
-    def time(self, choice: Choice) -> tuple[float | None, int]:
-        """Median milliseconds of a choice (None where it cannot run), and the number of the result that it gave."""
+    def time(self, choice: Choice | None) -> float | None:
+        """Median milliseconds of a choice; None where it cannot run or is wrong."""
         from triton.runtime.errors import OutOfResources
 
-        from .plans import make_plan
+        from .ahead import plans_of
 
         try:
-            plan = make_plan(self.problem, None, choice)
+            plans = plans_of(self.problem, choice)
+            self.wanted = self.wanted or self.plain_results()
             for result in self.results:
                 result.fill_(float("nan") if result.is_floating_point() else 0)
-            plan.run(self.operands, self.results, None)
+            self.run(plans)
         except (Unsupported, OutOfResources):
-            return None, -1
-        opinion = self.opinion()
-        return self.median(plan), opinion
+            return None
+        if not all(map(agree, self.results, self.wanted)):
+            print(f"wrong result: {self.problem} {choice}")
+            return None
+        return self.median(plans)
 
-    def opinion(self) -> int:
-        """The number of the result that lies in memory now."""
-        for number, known in enumerate(self.opinions):
-            if all(self.agrees(got, wanted) for got, wanted in zip(self.results, known)):
-                return number
-        self.opinions.append(tuple(result.clone() for result in self.results))
-        return len(self.opinions) - 1
+    def run(self, plans: Sequence[Plan]) -> None:
+        """Compute the results, by one plan or by several that have some of them each."""
+        operands = dict(zip(self.problem.operands, self.operands))
+        results = dict(zip(self.problem.results, self.results))
+        for plan in plans:
+            plan.run(tuple(operands[name] for name in plan.problem.operands),
+                     tuple(results[name] for name in plan.problem.results), None)
 
-    @staticmethod
-    def agrees(got: Any, wanted: Any) -> bool:
-        difference = (got.float() - wanted.float()).norm()
-        return bool(difference <= AGREEMENT * wanted.float().norm())
+    def plain_results(self) -> tuple[Any, ...]:
+        """What the plain kernels compute, one result after the other."""
+        from .plans import make_plan
 
-    def median(self, plan: Plan) -> float:
+        self.run([make_plan(self.problem.with_(wrt=wrt), None, PLAIN) for wrt in self.problem.results])
+        return tuple(result.clone() for result in self.results)
+
+    def median(self, plans: Sequence[Plan]) -> float:
         if self.flush is None:
             start = time.perf_counter()
-            plan.run(self.operands, self.results, None)
+            self.run(plans)
             return 1e3 * (time.perf_counter() - start)
-        times = self.timed(plan, FIRST_RUNS)
+        times = self.timed(plans, FIRST_RUNS)
         if min(times) < HOPELESS * self.best:
-            times += self.timed(plan, self.repeats - FIRST_RUNS)
+            times += self.timed(plans, self.repeats - FIRST_RUNS)
         found = statistics.median(times)
         self.best = min(self.best, found)
         return found
 
-    def timed(self, plan: Plan, count: int) -> list[float]:
+    def timed(self, plans: Sequence[Plan], count: int) -> list[float]:
         """Milliseconds of `count` runs by the GPU's clock, with a cold L2 cache and the host far ahead."""
         import torch
 
@@ -244,7 +265,14 @@ class Bench:
         for begin, end in pairs:
             self.flush.zero_()
             begin.record()
-            plan.run(self.operands, self.results, None)
+            self.run(plans)
             end.record()
         torch.cuda.synchronize()
         return [begin.elapsed_time(end) for begin, end in pairs]
+
+
+def agree(got: Any, wanted: Any) -> bool:
+    """Whether every element of two results is the same but for what two right kernels may differ in."""
+    got, wanted = got.float(), wanted.float()
+    slack = SUMMATION * wanted.square().mean().sqrt()
+    return bool(((got - wanted).abs() <= TWO_ROUNDINGS * wanted.abs() + slack).all())

@@ -16,6 +16,7 @@ from typing import Any
 from ...problem import Problem
 
 Choice = dict[str, Any]
+SEPARATE: Choice = {"kernel": "separate"}  # several results by one kernel each
 SHIPPED = Path(__file__).with_name("h200.json")
 
 

@@ -13,16 +13,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ...problem import DTYPES, Problem
-from . import box_line_plans, box_plans, cell_plans, line_plans, part_gather, part_plans, wide_plans, window_plans
+from . import (
+    block_plans,
+    box_line_plans,
+    box_plans,
+    cell_plans,
+    line_plans,
+    part_gather,
+    part_plans,
+    point_plans,
+    wide_plans,
+    window_plans,
+)
 from .geometry import Geometry, strides_of
 from .launch import Launch, Step
-from .numbers_on_device import scratch
+from .numbers_on_device import rounding, scratch
 from .part_sums import add_parts_kernel
-from .tiles import MULTIPROCESSORS, packs_phases, reduce_tile
-from .tuning import Choice, fields_of
+from .tiles import MULTIPROCESSORS, packs_phases, reduce_tile, workspace_limit
+from .tuning import Choice, fields_of, tuned
 
 Operands = tuple[Any, ...]
+DECODE_SECONDS = 6e-6  # of two kernels that copy, beside their bytes
+DECODE_RATE = 2.5e12
 FEW_PARTS = 8  # that one program of the adding kernel loads at once
 
 
@@ -36,6 +51,7 @@ class Way:
     workspace_bytes: int
     takes: Callable[[Operands, Any], bool]
     run: Callable[[Operands, Any, Any], None]
+    writes_columns: bool = False  # results with channels first, about as fast as others
 
 
 Offer = Callable[[Problem, Geometry, int | None, Choice | None], Way | None]
@@ -43,23 +59,55 @@ Offer = Callable[[Problem, Geometry, int | None, Choice | None], Way | None]
 
 def gather_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
     """Ways to the output or the input gradient, the fastest first; only the chosen one where there is a choice."""
-    return fastest_first((gather_by_parts, by_cells, by_box_lines, by_boxes), problem, geo, max_workspace, choice)
+    offers = (gather_by_parts, gather_by_points, input_by_blocks, by_cells, by_box_lines, by_boxes)
+    return fastest_first(offers, problem, geo, max_workspace, choice)
 
 
 def weight_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
     """Ways to the weight gradient, the fastest first; only the chosen one where there is a choice."""
-    return fastest_first((weight_by_parts, by_windows, by_wider, by_lines), problem, geo, max_workspace, choice)
+    offers = (weight_by_parts, weight_by_points, weight_by_blocks, by_windows, by_wider, by_lines, by_decoded_lines)
+    return fastest_first(offers, problem, geo, max_workspace, choice)
 
 
 def fastest_first(offers: tuple[Offer, ...], problem: Problem, geo: Geometry, max_workspace: int | None,
                   choice: Choice | None) -> list[Way]:
+    if DTYPES[problem.out_dtype][1] == 1:  # the kernels that read by pointers encode 8-bit results
+        return []
     left_out = tuple(f"{name}_" for name in os.environ.get("CONVGRAD_GPU_WITHOUT", "").split(",") if name)
     found = [way for offer in offers if (way := offer(problem, geo, max_workspace, choice)) is not None]
-    return sorted((way for way in found if not way.name.startswith(left_out)), key=lambda way: way.seconds)
+    allowed = (way for way in found if max_workspace is None or way.workspace_bytes <= max_workspace)
+    return sorted((way for way in allowed if not way.name.startswith(left_out)), key=lambda way: way.seconds)
 
 
 def short(problem: Problem) -> str:
     return DTYPES[problem.dtype][0]
+
+
+def input_by_blocks(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
+    """Small groups at stride 1: blocks of 16 channels, every column copied once."""
+    plan = block_plans.for_problem(problem, geo, max_workspace, choice) if problem.wrt == "input" else None
+    if plan is None:
+        return None
+    return Way(f"blocks_{short(problem)}_{plan.tile.WT}", str(plan.tile), plan.tile.seconds, 0,
+               lambda operands, result: block_plans.takes(operands[0], result),
+               lambda operands, result, workspace: plan.write(*operands, result))
+
+
+def weight_by_blocks(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
+    """The weight gradient by the same blocks."""
+    plan = block_plans.for_problem(problem, geo, max_workspace, choice)
+    if plan is None:
+        return None
+    shape = (plan.splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
+    add = add_step(geo, plan.splits)
+
+    def run(operands: Operands, result: Any, workspace: Any) -> None:
+        partial = scratch(problem, workspace, shape, result)
+        plan.write(*operands, partial)
+        add(partial, result)
+
+    return Way(f"blocks_{short(problem)}_{plan.tile.WT}_split{plan.splits}", str(plan.tile), plan.tile.seconds,
+               4 * math.prod(shape), lambda operands, result: block_plans.takes(*operands), run)
 
 
 def by_cells(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
@@ -76,11 +124,15 @@ def by_cells(problem: Problem, geo: Geometry, max_workspace: int | None, choice:
                lambda operands, result: plan.take(operands[0], result), run)
 
 
-def by_box_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
-    """Dense problems on boxes of positions, copied by one warp and multiplied by the others."""
+def by_box_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None,
+                 to_columns: bool = False) -> Way | None:
+    """Dense problems on boxes of positions, copied by one warp and multiplied by the others.
+
+    `to_columns`: to a result with channels first.
+    """
     if choice is None and not worth_boxes(problem, geo):
         return None
-    plan = box_line_plans.for_problem(problem, geo, choice, max_workspace)
+    plan = box_line_plans.for_problem(problem, geo, choice, max_workspace, to_columns)
     if plan is None:
         return None
     tile = plan.tile
@@ -91,7 +143,7 @@ def by_box_lines(problem: Problem, geo: Geometry, max_workspace: int | None, cho
 
     return Way(f"box_lines_{short(problem)}_{tile.BM}x{tile.BN}x{tile.CB}", str(tile), tile.seconds,
                4 * plan.memory, lambda operands, result: plan.take(operands[0], operands[1], result),
-               run)
+               run, box_line_plans.writes_columns(problem, geo))
 
 
 def by_boxes(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
@@ -139,6 +191,38 @@ def weight_by_parts(problem: Problem, geo: Geometry, max_workspace: int | None, 
                lambda operands, result, workspace: sums(operands[0], operands[1], result, workspace))
 
 
+def gather_by_points(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
+    """Windows of one point with channels first: a matrix product for each image."""
+    if choice is not None or not point_plans.points_fit(problem, geo):
+        return None
+    tile = point_plans.gather_tile(problem, geo)
+    step = point_plans.point_gather(problem, geo, tile)
+    return Way(f"points_{short(problem)}_{tile.rows}x{tile.columns}x{tile.depth}", str(tile), tile.seconds, 0,
+               lambda operands, result: point_plans.matrices(operands[0], result),
+               lambda operands, result, workspace: step(*operands, result))
+
+
+def weight_by_points(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
+    """Windows of one point with channels first: one long matrix product."""
+    if choice is not None or not point_plans.points_fit(problem, geo):
+        return None
+    tile = point_plans.weight_tile(problem, geo, max_workspace)
+    step, add = point_plans.point_weight(geo, tile), add_step(geo, tile.splits)
+    shape = (tile.splits, geo.group_out, *geo.kernel, geo.group_in)
+
+    def run(operands: Operands, result: Any, workspace: Any) -> None:
+        if tile.splits == 1:
+            step(*operands, result)
+            return
+        partial = scratch(problem, workspace, shape, result)
+        step(*operands, partial.permute(0, 1, 5, 2, 3, 4))
+        add(partial, result)
+
+    return Way(f"points_{short(problem)}_{tile.rows}x{tile.columns}x{tile.depth}_split{tile.splits}", str(tile),
+               tile.seconds, 4 * math.prod(shape) if tile.splits > 1 else 0,
+               lambda operands, result: point_plans.matrices(*operands), run)
+
+
 def chunks_of(plan: part_gather.PartGather | part_plans.PartPlan) -> str:
     return (f"{plan.chunks} chunks of {plan.images} images x {plan.rows} rows, {plan.products} products of 16-bit "
             f"parts; {plan.tile}")
@@ -152,18 +236,44 @@ def by_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice:
     tile, splits = plan.tile, plan.tile.splits
     add = add_step(geo, splits)
     shape = (splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
+    copied = sum(plan.copies) // 4
+    needed = copied + (math.prod(shape) if splits > 1 else 0)
 
     def run(operands: Operands, result: Any, workspace: Any) -> None:
-        if splits == 1:
-            plan.write(operands[0], operands[1], result)
+        memory = scratch(problem, workspace, (needed,), result) if needed else None
+        dy, x = plan.copied(operands[0], operands[1], memory)
+        if memory is None or splits == 1:
+            plan.write(dy, x, result)
             return
-        partial = scratch(problem, workspace, shape, result)
-        plan.write(operands[0], operands[1], partial.permute(0, 1, 5, 2, 3, 4))
+        partial = memory[copied:].view(shape)
+        plan.write(dy, x, partial.permute(0, 1, 5, 2, 3, 4))
         add(partial, result)
 
     return Way(f"lines_{short(problem)}_{tile.BK}x{tile.NT}x{tile.CB}_split{splits}", str(tile), tile.seconds,
-               4 * math.prod(shape) if splits > 1 else 0,
-               lambda operands, result: plan.take(operands[0], operands[1]), run)
+               4 * needed, lambda operands, result: plan.take(operands[0], operands[1]), run)
+
+
+def by_decoded_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
+    """Weight gradients of FP8 numbers: 16-bit copies of both operands first, then line by line."""
+    sizes = [2 * math.prod(problem.shape_of_operand(name)) for name in problem.operands]
+    left = workspace_limit(geo, max_workspace) - sum(sizes)
+    if rounding(problem) != "exact_f16" or choice is not None or left < 0 or geo.group_in % 8 or geo.group_out % 8:
+        return None
+    decoded_problem = problem.with_(dtype="float16", compute="f32")
+    lines = by_lines(decoded_problem, geo, left, tuned(decoded_problem)[0])
+    if lines is None or lines.workspace_bytes > left:
+        return None
+    words = (sum(sizes) + lines.workspace_bytes) // 4
+
+    def run(operands: Operands, result: Any, workspace: Any) -> None:
+        memory = scratch(problem, workspace, (words,), result).view(torch.uint8)
+        copies = memory.split([*sizes, memory.numel() - sum(sizes)])
+        decoded = tuple(box_line_plans.padded(operand, copy, torch.float16) for operand, copy in zip(operands, copies))
+        lines.run(decoded, result, copies[-1])
+
+    return Way(f"decoded_{lines.name}", f"16-bit copies of both operands, then {lines.note}",
+               lines.seconds + DECODE_SECONDS + 1.5 * sum(sizes) / DECODE_RATE, 4 * words,
+               lambda operands, result: True, run)
 
 
 def by_wider(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:

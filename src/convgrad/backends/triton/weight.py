@@ -9,7 +9,7 @@ than one run the float32 partial sums go to the workspace and `part_sums.py` add
 import triton
 import triton.language as tl
 
-from .elements import as_operand, has_nan, in_box, only, position, settled, wide
+from .elements import as_operand, as_result, has_nan, in_box, only, position, settled, wide
 from .gather import inside
 
 
@@ -185,7 +185,7 @@ def weight_kernel(
         keep = k_there[:, None] & pair_there[None, :]
         if GP > 1:
             keep = keep & ((k // KG)[:, None] == column_group[None, :])
-    tl.store(result + where, acc.to(result.dtype.element_ty), mask=keep)
+    tl.store(result + where, as_result(acc, result), mask=keep)
 
 
 @triton.jit
@@ -206,4 +206,4 @@ def bias_kernel(dy, result, table, pixels, run, Q0, Q1, Q2, yn, yc, y0, y1, y2, 
         value = tl.load(dy + row[:, None] + (wide(k, WIDE) * y_c)[None, :],
                         mask=(pixel < end)[:, None] & (k < K)[None, :], other=0.0)
         acc += as_operand(value, table, ROUND).to(ACC)
-    tl.store(result + split * r_split + k * r_k, tl.sum(acc, 0).to(result.dtype.element_ty), mask=k < K)
+    tl.store(result + split * r_split + k * r_k, as_result(tl.sum(acc, 0), result), mask=k < K)

@@ -5,8 +5,7 @@ is a box of pixels. Lines that follow each other on the axis of the taps make a 
 the x lines q*stride + t, so an x line is copied once and multiplied by several dy lines. A chain of length 1 shares
 only the dy line. The copies' zero fill is the padding. `weight.py` has the same sums in plain Triton.
 
-On an axis with a stride the copies either see one phase of x (every stride-th element, one descriptor per phase), or,
-for boxes one pixel wide on that axis, x itself.
+On an axis with a stride the copies of x take every stride-th element.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, assignment, attr-defined"
@@ -22,32 +21,28 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .line_places import (
     first_line,
-    lines_of_tile,
     next_line,
     pixel_of,
     segment,
     slot_after,
     stored_images,
-    tile_place,
-    view_shift,
     wrapped,
 )
 
 
 @gluon.jit
-def copy_dy(dy_box, slots, full, empty, table, shape, extents, images, PRODUCTS: gl.constexpr,
-            SEGMENTS: gl.constexpr, AXIS: gl.constexpr,
-            NT: gl.constexpr, CHAIN: gl.constexpr, KERNEL: gl.constexpr, GEOMETRY: gl.constexpr, BOX: gl.constexpr,
-            STEP: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr,
-            SLOTS: gl.constexpr, BYTES: gl.constexpr):
+def copy_dy(dy_box, slots, full, empty, table, shape, extents, images, PRODUCTS: gl.constexpr, TILING: gl.constexpr,
+            SEGMENTS: gl.constexpr, PARTS: gl.constexpr, AXIS: gl.constexpr, CHAIN: gl.constexpr,
+            GEOMETRY: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr, SLOTS: gl.constexpr, BYTES: gl.constexpr):
     """The warp that copies dy: fills free slots in the order in which `multiply_lines` empties them."""
     slot = gl.program_id(0) * 0
     round = gl.program_id(0) * 0  # how often all slots were filled, modulo 2
     for number in range(SEGMENTS):
-        tile, _, begin, end, _ = segment(table, number, SEGMENTS)
-        k_tile, _, tap0, tap1, tap2, group = tile_place(tile, AXIS, NT, KERNEL, BK, CB, KG, CG)
-        first, seen = lines_of_tile(tap0, tap1, tap2, shape, extents, AXIS, CHAIN, GEOMETRY, BOX)
-        row = group * KG + k_tile
+        tile, first, seen, run = segment(table, number, shape, extents, images * PRODUCTS, TILING, SEGMENTS, PARTS,
+                                         AXIS, CHAIN, GEOMETRY, BOX)
+        k_tile, _, _, _, _, group = tile
+        _, begin, end, _ = run
+        row = group * TILING[3] + k_tile
         place = first_line(begin, seen)
         for _ in range(begin, end):
             box, q0, q1, q2 = pixel_of(place, first, AXIS, BOX, STEP)
@@ -61,25 +56,23 @@ def copy_dy(dy_box, slots, full, empty, table, shape, extents, images, PRODUCTS:
 
 
 @gluon.jit
-def copy_x(x_boxes, slots, full, empty, table, shape, extents, images, PRODUCTS: gl.constexpr,
-           SEGMENTS: gl.constexpr, AXIS: gl.constexpr,
-           NT: gl.constexpr, CHAIN: gl.constexpr, ADVANCE: gl.constexpr, D: gl.constexpr, KERNEL: gl.constexpr,
-           GEOMETRY: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr, PHASES: gl.constexpr, JUMP: gl.constexpr,
-           BK: gl.constexpr, CB: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr, SLOTS: gl.constexpr,
-           BYTES: gl.constexpr):
+def copy_x(x_box, slots, full, empty, table, shape, extents, images, PRODUCTS: gl.constexpr, TILING: gl.constexpr,
+           SEGMENTS: gl.constexpr, PARTS: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, CHAIN: gl.constexpr,
+           ADVANCE: gl.constexpr, D: gl.constexpr, GEOMETRY: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr,
+           SLOTS: gl.constexpr, BYTES: gl.constexpr):
     """The warp that copies x: NT lines at the start of a chain, then those that the taps meet for the first time."""
     slot = gl.program_id(0) * 0
     round = gl.program_id(0) * 0
     for number in range(SEGMENTS):
-        tile, _, begin, end, _ = segment(table, number, SEGMENTS)
-        _, c_tile, tap0, tap1, tap2, group = tile_place(tile, AXIS, NT, KERNEL, BK, CB, KG, CG)
-        first, seen = lines_of_tile(tap0, tap1, tap2, shape, extents, AXIS, CHAIN, GEOMETRY, BOX)
-        column = group * CG + c_tile
-        # x at a phase of the strides: tap t of pixel q reads element q + shift of the phase's view of x
-        shift0 = view_shift(tap0 * GEOMETRY[1][0] - GEOMETRY[2][0], GEOMETRY[0][0] // JUMP[0])
-        shift1 = view_shift(tap1 * GEOMETRY[1][1] - GEOMETRY[2][1], GEOMETRY[0][1] // JUMP[1])
-        shift2 = view_shift(tap2 * GEOMETRY[1][2] - GEOMETRY[2][2], GEOMETRY[0][2] // JUMP[2])
-        phase = ((tap0 % PHASES[0]) * PHASES[1] + tap1 % PHASES[1]) * PHASES[2] + tap2 % PHASES[2]
+        tile, first, seen, run = segment(table, number, shape, extents, images * PRODUCTS, TILING, SEGMENTS, PARTS,
+                                         AXIS, CHAIN, GEOMETRY, BOX)
+        _, c_tile, tap0, tap1, tap2, group = tile
+        _, begin, end, _ = run
+        column = group * TILING[4] + c_tile
+        # where the first tap of pixel 0 reads x
+        reach0 = tap0 * GEOMETRY[1][0] - GEOMETRY[2][0]
+        reach1 = tap1 * GEOMETRY[1][1] - GEOMETRY[2][1]
+        reach2 = tap2 * GEOMETRY[1][2] - GEOMETRY[2][2]
         place = first_line(begin, seen)
         fresh = begin * 0 + 1
         for _ in range(begin, end):
@@ -89,22 +82,17 @@ def copy_x(x_boxes, slots, full, empty, table, shape, extents, images, PRODUCTS:
                 if (t >= NT - ADVANCE) | (fresh != 0):
                     mbarrier.wait(empty.index(slot), round ^ 1)
                     mbarrier.expect(full.index(slot), BYTES)
-                    i0 = q0 * JUMP[0] + shift0
-                    i1 = q1 * JUMP[1] + shift1
-                    i2 = q2 * JUMP[2] + shift2
+                    i0 = q0 * GEOMETRY[0][0] + reach0
+                    i1 = q1 * GEOMETRY[0][1] + reach1
+                    i2 = q2 * GEOMETRY[0][2] + reach2
                     if AXIS == 0:
                         i0 += t * D
                     if AXIS == 1:
                         i1 += t * D
                     if AXIS == 2:
                         i2 += t * D
-                    for p in gl.static_range(len(x_boxes)):
-                        if len(x_boxes) == 1:  # noqa: SIM114  decided by the compiler, the other one at run time
-                            tma.async_copy_global_to_shared(x_boxes[p], [n, i0, i1, i2, column], full.index(slot),
-                                                            slots.index(slot))
-                        elif phase == p:
-                            tma.async_copy_global_to_shared(x_boxes[p], [n, i0, i1, i2, column], full.index(slot),
-                                                            slots.index(slot))
+                    tma.async_copy_global_to_shared(x_box, [n, i0, i1, i2, column], full.index(slot),
+                                                    slots.index(slot))
                     slot, carry = wrapped(slot, 1, SLOTS)
                     round ^= carry
             place = next_line(place, seen)
@@ -112,8 +100,21 @@ def copy_x(x_boxes, slots, full, empty, table, shape, extents, images, PRODUCTS:
 
 
 @gluon.jit
-def multiply_lines(slots, barriers, run, length, state, sums, NT: gl.constexpr, ADVANCE: gl.constexpr,
-                   BP: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr, YS: gl.constexpr, XS: gl.constexpr):
+def product_of_line(y_line, x_line, acc, TURNED: gl.constexpr, BP: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr):
+    """Add the products of a line's pixels; rows of the sums are output channels, or input channels where TURNED."""
+    if TURNED:
+        rows = x_line.reshape([BP, CB])
+        columns = y_line.reshape([BP, BK])
+    else:
+        rows = y_line.reshape([BP, BK])
+        columns = x_line.reshape([BP, CB])
+    return warpgroup_mma(rows.permute([1, 0]), columns, acc, is_async=True)
+
+
+@gluon.jit
+def multiply_lines(slots, barriers, run, length, state, sums, TURNED: gl.constexpr, NT: gl.constexpr,
+                   ADVANCE: gl.constexpr, BP: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr, YS: gl.constexpr,
+                   XS: gl.constexpr):
     """Add the products of all lines of a segment; a slot is given back when the next line's products are under way."""
     y_slots, x_slots = slots
     y_full, y_empty, x_full, x_empty = barriers
@@ -127,20 +128,20 @@ def multiply_lines(slots, barriers, run, length, state, sums, NT: gl.constexpr, 
     back = begin * 0  # x lines of the line before that are not needed again
     for line in range(begin, end):
         mbarrier.wait(y_full.index(y_slot), y_round)
-        a = y_slots.index(y_slot).reshape([BP, BK]).permute([1, 0])
         more = ()
         for t in gl.static_range(NT):
             slot, round = slot_after(x_slot, x_round, t, XS)
-            mbarrier.wait(x_full.index(slot), round)
-            b = x_slots.index(slot).reshape([BP, CB])
-            more += (warpgroup_mma(a, b, sums[t], is_async=True),)
+            if NT > 1:  # otherwise one barrier stands for a slot of both
+                mbarrier.wait(x_full.index(slot), round)
+            more += (product_of_line(y_slots.index(y_slot), x_slots.index(slot), sums[t], TURNED, BP, BK, CB),)
         sums = warpgroup_mma_wait(num_outstanding=NT, deps=more)
         if NT == 1:
             sums = (sums,)
         mbarrier.arrive(y_empty.index(y_before), pred=line > begin)
-        for t in gl.static_range(NT):
-            slot, round = slot_after(x_before, x_round, t, XS)
-            mbarrier.arrive(x_empty.index(slot), pred=t < back)
+        if NT > 1:
+            for t in gl.static_range(NT):
+                slot, round = slot_after(x_before, x_round, t, XS)
+                mbarrier.arrive(x_empty.index(slot), pred=t < back)
         y_before = y_slot
         y_slot, carry = wrapped(y_slot, 1, YS)
         y_round ^= carry
@@ -156,9 +157,10 @@ def multiply_lines(slots, barriers, run, length, state, sums, NT: gl.constexpr, 
         sums = (sums,)
     # a run may end within a chain, whose last lines nobody needs then
     mbarrier.arrive(y_empty.index(y_before), pred=begin < end)
-    for t in gl.static_range(NT):
-        slot, round = slot_after(x_before, x_round, t, XS)
-        mbarrier.arrive(x_empty.index(slot), pred=begin < end)
+    if NT > 1:
+        for t in gl.static_range(NT):
+            slot, round = slot_after(x_before, x_round, t, XS)
+            mbarrier.arrive(x_empty.index(slot), pred=begin < end)
     if begin < end:
         x_slot, x_round = slot_after(x_before, round_before, NT, XS)
     return sums, (y_slot, y_round, x_slot, x_round)
@@ -166,7 +168,7 @@ def multiply_lines(slots, barriers, run, length, state, sums, NT: gl.constexpr, 
 
 @gluon.jit
 def masked_lines(slots, pointers, places, first, shape, extents, steps, images, tap, offset, zero,
-                 PRODUCTS: gl.constexpr, AXIS: gl.constexpr,
+                 PRODUCTS: gl.constexpr, TURNED: gl.constexpr, AXIS: gl.constexpr,
                  BOX: gl.constexpr, STEP: gl.constexpr, GEOMETRY: gl.constexpr, BP: gl.constexpr, BK: gl.constexpr,
                  CB: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr, WARPS: gl.constexpr):
     """The sum of one tap again, with both operands masked: a zero of the padding may have met an infinite operand."""
@@ -215,34 +217,62 @@ def masked_lines(slots, pointers, places, first, shape, extents, steps, images, 
                 x_slots.index(0).reshape([BP, CB]).store(value)
         fence_async_shared()
         gl.thread_barrier()
-        acc = warpgroup_mma(y_slots.index(0).reshape([BP, BK]).permute([1, 0]), x_slots.index(0).reshape([BP, CB]), acc,
-                            is_async=True)
+        acc = product_of_line(y_slots.index(0), x_slots.index(0), acc, TURNED, BP, BK, CB)
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         gl.thread_barrier()
     return acc
 
 
 @gluon.jit
-def any_nan(value):
+def any_to_mask(value, PRODUCTS: gl.constexpr):
+    """Whether sums must be summed again with masks: where a zero of the padding met Inf they are NaN.
+
+    Of several products of parts, those before the last may meet Inf, too, and with the wrong sign.
+    """
+    if PRODUCTS > 1:
+        value = value - value
     return gl.max(gl.max((value != value).to(gl.int32), 1), 0)
 
 
+@gluon.constexpr_function
+def stored_layout(product, ROWS, COLUMNS, WARPS, BITS):
+    """Sums as they are stored: a thread 16 bytes of a row instead of 4; each warp has the rows of its products."""
+    if BITS > 16:  # four threads store 32 bytes of a row as it is
+        return product
+
+    def doubled(first, end):
+        return [first << i for i in range((end // first).bit_length() - 1)]
+
+    per = 128 // BITS
+    across = [[0, step] for step in doubled(per, min(COLUMNS, 4 * per))]
+    down = [[step, 0] for step in doubled(1, 16)]
+    return gl.DistributedLinearLayout(
+        [[0, step] for step in doubled(1, per)] + down[5 - len(across):]
+        + [[0, step] for step in doubled(4 * per, COLUMNS)] + [[step, 0] for step in doubled(16 * WARPS, ROWS)],
+        across + down[:5 - len(across)], [[step, 0] for step in doubled(16, 16 * WARPS)], [], [ROWS, COLUMNS])
+
+
 @gluon.jit
-def store_tap(acc, result, tap, channels, result_steps, ADD: gl.constexpr, layout: gl.constexpr,
-              KERNEL: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr):
+def store_tap(acc, result, tap, channels, result_steps, ADD: gl.constexpr, TURNED: gl.constexpr,
+              layout: gl.constexpr, WARPS: gl.constexpr, KERNEL: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr,
+              KG: gl.constexpr, CG: gl.constexpr):
     """The sums of one tap to their place; `result` is that of the part and group."""
     tap0, tap1, tap2 = tap
     k_tile, c_tile = channels
     r_k, r_c, r_0, r_1, r_2 = result_steps
-    k = k_tile + gl.arange(0, BK, layout=gl.SliceLayout(1, layout))
-    c = c_tile + gl.arange(0, CB, layout=gl.SliceLayout(0, layout))
-    there = (k < KG)[:, None] & (c < CG)[None, :]
-    where = (k.to(gl.int64) * r_k)[:, None] + (c.to(gl.int64) * r_c)[None, :]
+    stored: gl.constexpr = stored_layout(layout, acc.shape[0], acc.shape[1], WARPS,
+                                         result.dtype.element_ty.primitive_bitwidth)
+    along: gl.constexpr = 1 if TURNED else 0  # axis of the sums on which output channels lie
+    k = k_tile + gl.arange(0, BK, layout=gl.SliceLayout(1 - along, stored))
+    c = c_tile + gl.arange(0, CB, layout=gl.SliceLayout(along, stored))
+    there = gl.expand_dims(k < KG, 1 - along) & gl.expand_dims(c < CG, along)
+    where = gl.expand_dims(k.to(gl.int64) * r_k, 1 - along) + gl.expand_dims(c.to(gl.int64) * r_c, along)
     in_kernel = (tap0 < KERNEL[0]) & (tap1 < KERNEL[1]) & (tap2 < KERNEL[2])
     target = result + (tap0.to(gl.int64) * r_0 + tap1.to(gl.int64) * r_1 + tap2.to(gl.int64) * r_2) + where
+    value = gl.convert_layout(acc.to(result.dtype.element_ty), stored)
     if ADD:
-        acc += gl.load(target, mask=there & in_kernel, other=0.0).to(gl.float32)
-    gl.store(target, acc.to(result.dtype.element_ty), mask=there & in_kernel)
+        value += gl.load(target, mask=there & in_kernel, other=0.0)
+    gl.store(target, value, mask=there & in_kernel)
 
 
 @gluon.jit
@@ -259,94 +289,103 @@ def next_tap(tap, AXIS: gl.constexpr):
 
 @gluon.jit
 def sum_and_store(slots, barriers, pointers, result, table, shape, extents, steps, result_steps, images,
-                  PRODUCTS: gl.constexpr, ADD: gl.constexpr, SEGMENTS: gl.constexpr, AXIS: gl.constexpr,
+                  PRODUCTS: gl.constexpr, ADD: gl.constexpr, FILL: gl.constexpr, TURNED: gl.constexpr,
+                  TILING: gl.constexpr, SEGMENTS: gl.constexpr, PARTS: gl.constexpr, AXIS: gl.constexpr,
                   NT: gl.constexpr, CHAIN: gl.constexpr, ADVANCE: gl.constexpr, BOX: gl.constexpr,
-                  STEP: gl.constexpr, GEOMETRY: gl.constexpr, KERNEL: gl.constexpr, BP: gl.constexpr,
-                  BK: gl.constexpr, CB: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr, YS: gl.constexpr,
-                  XS: gl.constexpr, WARPS: gl.constexpr):
+                  STEP: gl.constexpr, GEOMETRY: gl.constexpr, BP: gl.constexpr, YS: gl.constexpr, XS: gl.constexpr,
+                  WARPS: gl.constexpr):
     """The multiplying warps: the lines of each segment, then the sums of each tap to the result."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, CB, 16])
+    KERNEL, BK, CB, KG, CG = TILING
+    ROWS: gl.constexpr = CB if TURNED else BK
+    COLUMNS: gl.constexpr = BK if TURNED else CB
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, COLUMNS, 16])
     zero = gl.program_id(0) * 0
     state = (zero, zero, zero, zero)
-    bad = zero
+    bad = zero.to(gl.int64)  # one bit for each segment
     r_split, r_k, r_c, r_0, r_1, r_2 = result_steps
     in_part = (r_k, r_c, r_0, r_1, r_2)
     for number in range(SEGMENTS):
-        tile, part, begin, end, fill = segment(table, number, SEGMENTS)
-        k_tile, c_tile, tap0, tap1, tap2, group = tile_place(tile, AXIS, NT, KERNEL, BK, CB, KG, CG)
-        nothing = gl.full([BK, CB], 0.0, gl.float32, layout)
-        sums, state = multiply_lines(slots, barriers, (begin, end), shape[0], state, (nothing,) * NT, NT, ADVANCE, BP,
-                                     BK, CB, YS, XS)
+        tile, _first, _seen, run = segment(table, number, shape, extents, images * PRODUCTS, TILING, SEGMENTS, PARTS,
+                                           AXIS, CHAIN, GEOMETRY, BOX)
+        k_tile, c_tile, tap0, tap1, tap2, group = tile
+        part, begin, end, fill = run
+        nothing = gl.full([ROWS, COLUMNS], 0.0, gl.float32, layout)
+        sums, state = multiply_lines(slots, barriers, (begin, end), shape[0], state, (nothing,) * NT, TURNED, NT,
+                                     ADVANCE, BP, BK, CB, YS, XS)
         at = result + part.to(gl.int64) * r_split + (group * KG).to(gl.int64) * r_k
-        tap = (gl.where(part < 0, KERNEL[0], tap0), tap1, tap2)  # a program with fewer segments stores nothing
+        bad_now = zero
         for t in gl.static_range(NT):
-            bad |= any_nan(sums[t])
-            store_tap(sums[t], at, tap, (k_tile, c_tile), in_part, ADD, layout, KERNEL, BK, CB, KG, CG)
-            for rest in range(fill):  # a tile with fewer parts than others has zeros in the rest
-                store_tap(gl.full([BK, CB], 0.0, gl.float32, layout), at + (rest + 1).to(gl.int64) * r_split, tap,
-                          (k_tile, c_tile), in_part, ADD, layout, KERNEL, BK, CB, KG, CG)
+            bad_now |= any_to_mask(sums[t], PRODUCTS)
+        bad |= bad_now.to(gl.int64) << gl.minimum(number, 62)
+        # a program with fewer segments stores nothing, and what is summed again is not added twice
+        tap = (gl.where((part < 0) | (ADD & (bad_now != 0)), KERNEL[0], tap0), tap1, tap2)
+        for t in gl.static_range(NT):
+            store_tap(sums[t], at, tap, (k_tile, c_tile), in_part, ADD, TURNED, layout, WARPS, KERNEL, BK, CB, KG, CG)
+            if FILL:  # addresses of a second store may not fit the registers: it is there only where it is needed
+                for rest in range(fill):  # a tile with fewer parts than others has zeros in the rest
+                    store_tap(gl.full([ROWS, COLUMNS], 0.0, gl.float32, layout), at + (rest + 1).to(gl.int64) * r_split,
+                              tap, (k_tile, c_tile), in_part, ADD, TURNED, layout, WARPS, KERNEL, BK, CB, KG, CG)
             tap = next_tap(tap, AXIS)
-    if bad != 0:  # a zero of the padding may have met Inf; all copies have come, so that slots are free for other data
+    if bad != 0:  # all copies have come, so that slots are free for other data
         for number in range(SEGMENTS):
-            tile, part, begin, end, fill = segment(table, number, SEGMENTS)
-            k_tile, c_tile, tap0, tap1, tap2, group = tile_place(tile, AXIS, NT, KERNEL, BK, CB, KG, CG)
-            first, seen = lines_of_tile(tap0, tap1, tap2, shape, extents, AXIS, CHAIN, GEOMETRY, BOX)
+            again = ((bad >> gl.minimum(number, 62)) & 1) != 0
+            tile, first, seen, run = segment(table, number, shape, extents, images * PRODUCTS, TILING, SEGMENTS,
+                                             PARTS, AXIS, CHAIN, GEOMETRY, BOX)
+            k_tile, c_tile, tap0, tap1, tap2, group = tile
+            part, begin, end, fill = run
             at = result + part.to(gl.int64) * r_split + (group * KG).to(gl.int64) * r_k
-            tap = (gl.where(part < 0, KERNEL[0], tap0), tap1, tap2)
+            end = gl.where(again, end, begin)
+            tap = (gl.where((part >= 0) & again, tap0, KERNEL[0]), tap1, tap2)
             for _tap in gl.static_range(NT):
                 acc = masked_lines(slots, pointers, (begin, end), first, seen, extents, steps, images, tap,
                                    (k_tile, c_tile, group * KG, group * CG),
-                                   gl.full([BK, CB], 0.0, gl.float32, layout), PRODUCTS, AXIS, BOX, STEP, GEOMETRY, BP,
-                                   BK, CB, KG, CG, WARPS)
-                store_tap(acc, at, tap, (k_tile, c_tile), in_part, ADD, layout, KERNEL, BK, CB, KG, CG)
+                                   gl.full([ROWS, COLUMNS], 0.0, gl.float32, layout), PRODUCTS, TURNED, AXIS, BOX, STEP,
+                                   GEOMETRY, BP, BK, CB, KG, CG, WARPS)
+                store_tap(acc, at, tap, (k_tile, c_tile), in_part, ADD, TURNED, layout, WARPS, KERNEL, BK, CB, KG, CG)
                 tap = next_tap(tap, AXIS)
 
 
 @gluon.jit
 def line_weight_kernel(
-        dy_box, x_box0, x_box1, x_box2, x_box3, dy, x, result, table,
+        dy_box, x_box, dy, x, result, table,
         N, Q0, Q1, Q2, X0, X1, X2, length, spread, boxes_0, boxes_1, boxes_2, images,
         y_n, y_0, y_1, y_2, x_n, x_0, x_1, x_2, r_split, r_k, r_c, r_0, r_1, r_2,
         K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
         T0: gl.constexpr, T1: gl.constexpr, T2: gl.constexpr,
         D0: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
-        F0: gl.constexpr, F1: gl.constexpr, F2: gl.constexpr,  # views of x: phases that some tap reads
-        J0: gl.constexpr, J1: gl.constexpr, J2: gl.constexpr,  # stride within a view
-        KG: gl.constexpr, CG: gl.constexpr, PRODUCTS: gl.constexpr, ADD: gl.constexpr, SEGMENTS: gl.constexpr,
-        AXIS: gl.constexpr, NT: gl.constexpr, CHAIN: gl.constexpr,
+        KG: gl.constexpr, CG: gl.constexpr, PRODUCTS: gl.constexpr, ADD: gl.constexpr, FILL: gl.constexpr,
+        TURNED: gl.constexpr, SEGMENTS: gl.constexpr, PARTS: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr,
+        CHAIN: gl.constexpr,
         PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr,
         YS: gl.constexpr, XS: gl.constexpr, WARPS: gl.constexpr):
     BP: gl.constexpr = PN * B0 * B1 * B2
     BOX: gl.constexpr = (PN, B0, B1, B2)
-    KERNEL: gl.constexpr = (K0, K1, K2)
+    TILING: gl.constexpr = ((K0, K1, K2), BK, CB, KG, CG)
     GEOMETRY: gl.constexpr = ((T0, T1, T2), (D0, D1, D2), (P0, P1, P2), NT)
     D: gl.constexpr = D0 if AXIS == 0 else D1 if AXIS == 1 else D2
     T: gl.constexpr = T0 if AXIS == 0 else T1 if AXIS == 1 else T2
     STEP: gl.constexpr = D if CHAIN and T == 1 else 1
     ADVANCE: gl.constexpr = T if CHAIN else NT
     dtype: gl.constexpr = dy.dtype.element_ty
-    if F0 * F1 * F2 == 1:
-        x_boxes = (x_box0,)
-    elif F0 * F1 * F2 == 2:
-        x_boxes = (x_box0, x_box1)
-    elif F0 * F1 * F2 == 3:
-        x_boxes = (x_box0, x_box1, x_box2)
-    else:
-        x_boxes = (x_box0, x_box1, x_box2, x_box3)
 
     y_slots = gl.allocate_shared_memory(dtype, [YS, PN, B0, B1, B2, BK], dy_box.layout)
-    x_slots = gl.allocate_shared_memory(dtype, [XS, PN, B0, B1, B2, CB], x_box0.layout)
+    x_slots = gl.allocate_shared_memory(dtype, [XS, PN, B0, B1, B2, CB], x_box.layout)
     y_full = gl.allocate_shared_memory(gl.int64, [YS, 1], mbarrier.MBarrierLayout())
     y_empty = gl.allocate_shared_memory(gl.int64, [YS, 1], mbarrier.MBarrierLayout())
-    x_full = gl.allocate_shared_memory(gl.int64, [XS, 1], mbarrier.MBarrierLayout())
-    x_empty = gl.allocate_shared_memory(gl.int64, [XS, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(YS):
-        mbarrier.init(y_full.index(i), count=1)
+        mbarrier.init(y_full.index(i), count=1 if NT > 1 else 2)
         mbarrier.init(y_empty.index(i), count=1)
-    for i in gl.static_range(XS):
-        mbarrier.init(x_full.index(i), count=1)
-        mbarrier.init(x_empty.index(i), count=1)
+    if NT > 1:
+        x_full = gl.allocate_shared_memory(gl.int64, [XS, 1], mbarrier.MBarrierLayout())
+        x_empty = gl.allocate_shared_memory(gl.int64, [XS, 1], mbarrier.MBarrierLayout())
+        for i in gl.static_range(XS):
+            mbarrier.init(x_full.index(i), count=1)
+            mbarrier.init(x_empty.index(i), count=1)
+    else:  # slots of both are filled and emptied together: two waits took longer than the products of a small tile
+        gl.static_assert(YS == XS)
+        x_full = y_full
+        x_empty = y_empty
     slots = (y_slots, x_slots)
     barriers = (y_full, y_empty, x_full, x_empty)
     shape = (length, spread, boxes_0, boxes_1, boxes_2)
@@ -354,11 +393,10 @@ def line_weight_kernel(
     gl.warp_specialize(
         [(sum_and_store, (slots, barriers, (dy, x), result, table, shape, extents,
                           (y_n, y_0, y_1, y_2, x_n, x_0, x_1, x_2), (r_split, r_k, r_c, r_0, r_1, r_2), images,
-                          PRODUCTS, ADD, SEGMENTS, AXIS, NT, CHAIN, ADVANCE, BOX, STEP, GEOMETRY, KERNEL, BP, BK, CB,
-                          KG, CG, YS, XS, WARPS)),
-         (copy_dy, (dy_box, y_slots, y_full, y_empty, table, shape, extents, images, PRODUCTS, SEGMENTS, AXIS, NT,
-                    CHAIN, KERNEL, GEOMETRY, BOX, STEP, BK, CB, KG, CG, YS, BP * BK * 2)),
-         (copy_x, (x_boxes, x_slots, x_full, x_empty, table, shape, extents, images, PRODUCTS, SEGMENTS, AXIS, NT,
-                   CHAIN, ADVANCE, D, KERNEL, GEOMETRY, BOX, STEP, (F0, F1, F2), (J0, J1, J2), BK, CB, KG, CG, XS,
-                   BP * CB * 2))],
+                          PRODUCTS, ADD, FILL, TURNED, TILING, SEGMENTS, PARTS, AXIS, NT, CHAIN, ADVANCE, BOX, STEP,
+                          GEOMETRY, BP, YS, XS, WARPS)),
+         (copy_dy, (dy_box, y_slots, y_full, y_empty, table, shape, extents, images, PRODUCTS, TILING, SEGMENTS, PARTS,
+                    AXIS, CHAIN, GEOMETRY, BOX, STEP, YS, BP * BK * 2)),
+         (copy_x, (x_box, x_slots, x_full, x_empty, table, shape, extents, images, PRODUCTS, TILING, SEGMENTS, PARTS,
+                   AXIS, NT, CHAIN, ADVANCE, D, GEOMETRY, BOX, STEP, XS, BP * CB * 2))],
         [1, 1], [24, 24])

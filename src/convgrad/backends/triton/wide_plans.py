@@ -20,7 +20,7 @@ from .cells import collect_kernel
 from .geometry import Geometry, strides_of
 from .launch import INTERPRETED, Launch, Step
 from .line_plans import LineTile
-from .tiles import WORKSPACE_FLOOR, reduce_tile
+from .tiles import reduce_tile, workspace_limit
 from .tuning import Choice, fields_of
 
 
@@ -92,11 +92,6 @@ def expected_to_pay(geo: Geometry) -> bool:
     """Small groups, or few channels on one side."""
     fewest, most = sorted((geo.group_in, geo.group_out))
     return (most <= 32 if geo.groups > 1 else fewest <= 16 and most <= 128) and geo.taps > 1
-
-
-def workspace_limit(geo: Geometry, max_workspace: int | None) -> int:
-    limit = max(WORKSPACE_FLOOR, 8 * geo.groups * geo.group_out * geo.group_in * geo.taps)
-    return limit if max_workspace is None else min(limit, max_workspace)
 
 
 def all_wide(problem: Problem, geo: Geometry, max_workspace: int | None) -> Iterator[tuple[Widening, LineTile]]:

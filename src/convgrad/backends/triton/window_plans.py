@@ -15,10 +15,10 @@ from .box_plans import descriptor, tensors_fit
 from .geometry import Geometry, needs_wide, strides_of
 from .launch import INTERPRETED, Launch, Step
 from .numbers_on_device import rounding
-from .tiles import MULTIPROCESSORS, SHARED_BYTES, Box, best_box
+from .tiles import MULTIPROCESSORS, SHARED_BYTES, Box, best_box, workspace_limit
 from .tuning import Choice, fields_of
 from .weight_windows import window_weight_kernel
-from .wide_plans import Widening, collect_step, workspace_limit
+from .wide_plans import Widening, collect_step
 
 ROWS = 64  # (tap, channel) pairs of one product
 # What the cost model counts with, fitted to four layers on an H200: programs mostly wait for x, so that their number on

@@ -1,0 +1,250 @@
+"""Depthwise bands and blocks of small groups: their walk over tiles in NumPy, the kernels themselves on a GPU."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+import torch
+
+from convgrad.backends.triton import band_plans, block_plans
+from convgrad.backends.triton.candidates import choice_of
+from convgrad.backends.triton.geometry import geometry
+from convgrad.backends.triton.plans import make_plan
+from convgrad.plan import plan
+from convgrad.problem import Problem
+
+ON_GPU = os.environ.get("TRITON_INTERPRET") != "1" and torch.cuda.is_available()
+
+PROBLEMS = (
+    "n16 c1 k1 i9x12 w3x3 p1x1 NHWC OHWI", "n20 c1 k1 i11x19 w5x5 p2x2 NHWC OHWI", "n6 c1 k1 i8x8 w7x7 p3x3 NHWC OHWI",
+    "n16 c1 k1 i70 w31 p15 NLC OLI", "n18 c1 k1 i50 w31 p30:0 NLC OLI", "n5 c1 k1 i10x33 w9x9 p4x4 NHWC OHWI",
+    "n4 c1 k1 i9x13 w5x3 p0:2x2:0 NHWC OHWI", "n3 c1 k1 i6x9x10 w3x3x3 p1x1x1 NDHWC ODHWI",
+    "n4 c1 k1 i20x21 w15x11 p7x5 NHWC OHWI", "n8 c1 k1 i12x10 w3x3 NHWC OHWI", "n4 c1 k1 i10x9 w3x3 p3:4x5:3 NHWC OHWI",
+    "n4 c1 k1 i5x12x9 w1x3x3 p0x1x1 NDHWC ODHWI",
+)
+
+
+def box(strips: np.ndarray, a: int, row: int, column: int, b: int, size: tuple[int, int], columns: int) -> np.ndarray:
+    """What the copy engine brings of (strips a, rows, columns, strips b): zeros outside; 16 strips x columns."""
+    out = np.zeros((size[0], size[1], columns))
+    for i in range(size[0]):
+        for j in range(size[1]):
+            for c in range(columns):
+                place = (a + i, row, column + c, b + j)
+                if all(0 <= p < e for p, e in zip(place, strips.shape)):
+                    out[i, j, c] = strips[place]
+    return out.reshape(16, columns)
+
+
+def as_strips(tensor: np.ndarray, bb: int, split: bool) -> np.ndarray:
+    """(n, planes, rows, columns) as (a, rows, columns, b)."""
+    n = tensor.shape[0]
+    if split:
+        return tensor[:, 0].reshape(n // bb, bb, *tensor.shape[2:]).transpose(0, 2, 3, 1)
+    return tensor.transpose(0, 2, 3, 1)
+
+
+def place(tile: int, walk: band_plans.Walk, band: band_plans.Band) -> tuple[int, int, int]:
+    column, rest = tile % walk.column_tiles * 8 * band.J, tile // walk.column_tiles
+    return rest // walk.b_tiles * (16 // band.BB), rest % walk.b_tiles * band.BB, column
+
+
+def bands(kind: str, geo: object) -> list[band_plans.Band]:
+    found = sorted(band_plans.options(kind, geo, None, False), key=lambda band: band.seconds)  # type: ignore[arg-type]
+    return found[:1] + found[len(found) // 2:len(found) // 2 + 1] + found[-1:]
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_weight_sums(text: str) -> None:
+    problem = Problem.parse(f"weight_grad f32 {text}")
+    geo = geometry(problem.conv)
+    rng = np.random.default_rng(1)
+    dy, x = (rng.standard_normal(problem.shape_of_operand(name)).astype(np.float32) for name in problem.operands)
+    expected = np.empty(problem.conv.weight_shape, np.float32)
+    plan(problem, backend="reference").run((dy, x), (expected,), None)
+    for band in bands("weight", geo):
+        for runs in (1, 5):
+            dw = weight_by_bands(dy, x, geo, band_plans.replace(band, splits=runs))
+            np.testing.assert_allclose(dw.reshape(expected.shape), expected, rtol=1e-4, atol=1e-4)
+
+
+def weight_by_bands(dy: np.ndarray, x: np.ndarray, geo: object, band: band_plans.Band) -> np.ndarray:
+    k0, k1, k2 = geo.kernel  # type: ignore[attr-defined]
+    p0, p1, p2 = geo.pad  # type: ignore[attr-defined]
+    walk = band_plans.walk_of("weight", geo, band, False)  # type: ignore[arg-type]
+    wide, run = band_plans.products_wide(geo), band_plans.run_steps(walk, band, False)  # type: ignore[arg-type]
+    ys = as_strips(dy.reshape(dy.shape[0], *geo.y), band.BB, walk.split)  # type: ignore[attr-defined]
+    xs = as_strips(x.reshape(x.shape[0], *geo.x), band.BB, walk.split)  # type: ignore[attr-defined]
+    size = (16 // band.BB, band.BB)
+    dw = np.zeros((k0, k1, k2))
+    all_steps = walk.tiles * walk.steps
+    for begin in range(0, all_steps, run):
+        end = min(begin + run, all_steps)
+        for plane in range(k0):
+            for first in range(0, k1, band.LINES):
+                start = begin - min(begin % walk.steps, band.LINES - 1)
+                ring = [np.zeros((16, 8 * band.J))] * (band.LINES - 1)
+                acc = np.zeros((band.LINES, wide, 16, 8))
+                for at in range(start, end):
+                    a, b, column = place(at // walk.steps, walk, band)
+                    o = at % walk.steps
+                    i = o - (p1 - first) if at >= begin else -1
+                    ring.append(box(ys, a, o, column, b, size, 8 * band.J))
+                    window = box(xs, a, i, column - p2, b + plane - p0, size, 8 * (band.J - 1 + 2 * wide))
+                    for age in range(band.LINES):
+                        for t in range(wide):
+                            for j in range(band.J):
+                                left = window[:, 8 * (j + 2 * t):8 * (j + 2 * t) + 16]
+                                acc[age, t] += left.T @ ring[band.LINES - 1 - age][:, 8 * j:8 * j + 8]
+                    ring = ring[1:]
+                for age in range(min(band.LINES, k1 - first)):
+                    for tap in range(k2):
+                        t, d = divmod(tap, 16)
+                        dw[plane, first + age, tap] += sum(
+                            acc[age, t + (d + j) // 16, (d + j) % 16, j] for j in range(8))
+    return dw
+
+
+@pytest.mark.parametrize("text", [text for text in PROBLEMS if "w3x3x3" not in text and "w15" not in text
+                                  and "w9" not in text])
+def test_input_rows(text: str) -> None:
+    problem = Problem.parse(f"input_grad f32 {text}")
+    geo = geometry(problem.conv)
+    rng = np.random.default_rng(2)
+    dy, w = (rng.standard_normal(problem.shape_of_operand(name)).astype(np.float32) for name in problem.operands)
+    expected = np.empty(problem.conv.input_shape, np.float32)
+    plan(problem, backend="reference").run((dy, w), (expected,), None)
+    for band in bands("input", geo):
+        for runs in (1, 5):
+            dx = input_by_bands(dy, w, geo, band_plans.replace(band, splits=runs))
+            np.testing.assert_allclose(dx.reshape(expected.shape), expected, rtol=1e-4, atol=1e-4)
+
+
+def input_by_bands(dy: np.ndarray, w: np.ndarray, geo: object, band: band_plans.Band) -> np.ndarray:
+    _, k1, k2 = geo.kernel  # type: ignore[attr-defined]
+    _, p1, p2 = geo.pad  # type: ignore[attr-defined]
+    walk = band_plans.walk_of("input", geo, band, False)  # type: ignore[arg-type]
+    wide, run = band_plans.products_wide(geo), band_plans.run_steps(walk, band, False)  # type: ignore[arg-type]
+    ys = as_strips(dy.reshape(dy.shape[0], *geo.y), band.BB, walk.split)  # type: ignore[attr-defined]
+    dx = np.full((dy.shape[0], *geo.x), np.nan)  # type: ignore[attr-defined]
+    strips = as_strips(dx, band.BB, walk.split)
+    taps = w.reshape(k1, k2)
+    matrices = np.zeros((k1, wide, 16, 8))
+    for t in range(wide):
+        for source in range(16):
+            for target in range(8):
+                tap = target - source + k2 - 1 - 16 * t
+                if 0 <= tap < k2:
+                    matrices[:, t, source, target] = taps[:, tap]
+    size = (16 // band.BB, band.BB)
+    all_steps = walk.tiles * walk.steps
+    for begin in range(0, all_steps, run):
+        end = min(begin + run, all_steps)
+        start = begin - min(begin % walk.steps, k1 - 1)
+        acc = [np.zeros((16, 8 * band.J)) for _ in range(k1)]
+        for at in range(start, end):
+            a, b, column = place(at // walk.steps, walk, band)
+            step = at % walk.steps
+            window = box(ys, a, step, column + p2 - k2 + 1, b, size, 8 * (band.J - 1 + 2 * wide))
+            for j in range(band.J):
+                for t in range(wide):
+                    left = window[:, 8 * (j + 2 * t):8 * (j + 2 * t) + 16]
+                    for line in range(k1):
+                        acc[line][:, 8 * j:8 * j + 8] += left @ matrices[line, t]
+            done = acc[0].reshape(*size, 8 * band.J)
+            acc = [*acc[1:], np.zeros((16, 8 * band.J))]
+            for i, j, c in np.ndindex(*done.shape):
+                where = (a + i, step - p1, column + c, b + j)
+                if at >= begin and all(0 <= p < e for p, e in zip(where, strips.shape)):
+                    assert np.isnan(strips[where]), "written twice"
+                    strips[where] = done[i, j, c]
+    assert not np.isnan(strips).any(), "not written"
+    return strips.transpose(0, 3, 1, 2).reshape(dx.shape) if walk.split else strips.transpose(0, 3, 1, 2)
+
+
+GROUPED = ("n20 c64 k64 i9x12 w3x3 p1x1 g16 NHWC OHWI", "n16 c64 k64 i7x15 w3x3 p0:2x2:0 g4 NHWC OHWI",
+           "n33 c64 k64 i10x9 w2x4 p1x1 g8 NHWC OHWI", "n5 c64 k64 i40 w5 p2 g32 NLC OLI")
+
+
+@pytest.mark.parametrize("wrt", ["input", "weight"])
+@pytest.mark.parametrize("text", GROUPED)
+def test_walk_of_blocks(text: str, wrt: str) -> None:
+    """Every product of a row of dy with a row of x is met exactly once, whatever the runs."""
+    problem = Problem.parse(f"{wrt}_grad f32 {text}")
+    geo = geometry(problem.conv)
+    (_, k1, k2), (_, p1, p2) = geo.kernel, geo.pad
+    for tile in list(block_plans.options(problem, geo, None))[::5]:
+        tile = block_plans.replace(tile, splits=5)
+        steps, tiles = block_plans.steps_of(problem, geo), block_plans.column_tiles(problem, geo, tile)
+        all_steps, run = block_plans.run_steps(problem, geo, tile)
+        met = np.zeros((geo.batch, *geo.y[1:], *geo.x[1:]), np.int8)
+        for begin in range(0, all_steps, run):
+            for at in range(begin, min(begin + run, all_steps)):
+                tile_at, step = divmod(at, steps)
+                images = slice(tile_at // tiles * 16, tile_at // tiles * 16 + 16)
+                column = tile_at % tiles * tile.WT
+                for a in range(k1):
+                    for b in range(k2):
+                        for w in range(column, column + tile.WT):
+                            if wrt == "input":  # rows of dy: this step's and the k1 - 1 before, in this tile or zeros
+                                o1, o2, i1, i2 = step - a, w + p2 - b, step - p1, w
+                            else:
+                                o1, o2, i1, i2 = step - (k1 - 1), w, step - (k1 - 1) + a - p1, w + b - p2
+                            if 0 <= o1 < geo.y[1] and 0 <= o2 < geo.y[2] and 0 <= i1 < geo.x[1] and 0 <= i2 < geo.x[2]:
+                                met[images, o1, o2, i1, i2] += 1
+                if wrt == "input" and 0 <= step - p1 < geo.x[1]:  # what a tile's first rows find in the slots is zeros
+                    before = [steps + step - a for a in range(k1) if step - a < 0]
+                    assert all(row >= geo.y[1] for row in before) or at < k1
+        for o1, o2, i1, i2 in np.ndindex(*met.shape[1:]):
+            wanted = 0 <= i1 - o1 + p1 < k1 and 0 <= i2 - o2 + p2 < k2
+            assert (met[:, o1, o2, i1, i2] == wanted).all()
+
+
+ON_DEVICE = (
+    "n16 c32 k32 i9x12 w3x3 p1x1 g32 NHWC OHWI", "n20 c40 k40 i11x19 w5x5 p2x2 g40 NHWC OHWI",
+    "n16 c64 k64 i8x8 w7x7 p3x3 g64 NHWC OHWI", "n18 c96 k96 i50 w31 p30:0 g96 NLC OLI",
+    "n5 c16 k16 i20x33 w9x9 p4x4 g16 NHWC OHWI", "n16 c32 k32 i9x13 w5x3 p0:2x2:0 g32 NHWC OHWI",
+    "n3 c32 k32 i6x9x10 w3x3x3 p1x1x1 g32 NDHWC ODHWI", "n4 c32 k32 i5x12x9 w1x3x3 p0x1x1 g32 NDHWC ODHWI",
+    "n20 c64 k64 i9x12 w3x3 p1x1 g16 NHWC OHWI", "n16 c128 k128 i7x15 w3x3 p0:2x2:0 g8 NHWC OHWI",
+    "n33 c64 k64 i10x9 w3x3 p1x1 g8 NHWC OHWI", "n5 c64 k64 i40 w5 p2 g32 NLC OLI",
+)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="Gluon kernels run on a GPU only")
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("wrt", ["input_grad", "weight_grad", "weight_grad+bias_grad"])
+@pytest.mark.parametrize("text", ON_DEVICE)
+def test_kernels_on_the_gpu(text: str, wrt: str, special: bool) -> None:
+    """Sums of small integers are exact; with Inf and NaN in the operands the same elements are not finite."""
+    problem = Problem.parse(f"{wrt} bf16 {text} cuda")
+    geo = geometry(problem.conv)
+    choices = [choice_of("band", band) for band in band_plans.worth_measuring(problem, geo, 4)] or \
+        [choice_of("blocks", tile) for tile in block_plans.worth_measuring(problem, geo, 4)]
+    rng = np.random.default_rng(3)
+    operands = [rng.integers(-2, 3, problem.shape_of_operand(name)).astype(np.float32) for name in problem.operands]
+    if special:
+        for operand in operands:
+            operand.reshape(-1)[rng.integers(0, operand.size, 2)] = np.inf, np.nan
+    expected = []
+    for result in problem.results:
+        part = Problem.parse(f"{result}_grad f32 {text}")
+        expected.append(np.empty(problem.conv.shape_of(result), np.float32))
+        chosen = [operand for name, operand in zip(problem.operands, operands) if name in part.operands]
+        plan(part, backend="reference").run(tuple(chosen), (expected[-1],), None)
+    for choice in choices:
+        results = tuple(on_device(np.full(wanted.shape, 7, np.float32)) for wanted in expected)
+        make_plan(problem, None, choice | {"splits": 3}).run(tuple(map(on_device, operands)), results, None)
+        for wanted, found in zip(expected, results):
+            np.testing.assert_array_equal(found.float().cpu().numpy(), torch.from_numpy(wanted).bfloat16().float())
+
+
+def on_device(array: np.ndarray) -> Any:
+    """A canonical array as a bfloat16 tensor whose channels are neighbours in memory."""
+    order = (0, *range(2, array.ndim), 1) if array.ndim > 1 else (0,)
+    return torch.from_numpy(np.ascontiguousarray(array.transpose(order))).bfloat16().permute(
+        *(order.index(axis) for axis in range(array.ndim))).cuda()
