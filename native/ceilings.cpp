@@ -92,11 +92,12 @@ __attribute__((target("avx512f,avx512bf16"))) double dot_avx512_bf16() {
 }
 
 __attribute__((target("amx-tile,amx-bf16"))) double dot_amx_bf16() {
-  struct alignas(64) {
+  // NOTE: static, because GCC 12 takes ldtilecfg for a reader of eight bytes and drops the rest of a local object.
+  static constexpr struct alignas(64) {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t bytes_per_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-  } config;
+  } config{};
   alignas(64) static const uint16_t zeros[16 * 32] = {};
   _tile_loadconfig(&config);
   _tile_zero(0);

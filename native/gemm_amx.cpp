@@ -53,9 +53,9 @@ inline void fetch_line(const char* p) {
   }
 }
 
-// So many steps ahead the tiles of B are brought from L2 to L1. NOTE: a processor that has a core for itself needs no
-// help (64 cycles a step, the peak, with B in L2 and A in L1), but beside a busy neighbour on the core it gains a
-// fifth. To fetch A as well never helped.
+// So many steps ahead the tiles of B are brought from L2 to L1. NOTE: with a core to itself the loop needs no help (64
+// cycles a step, the peak, with B in L2 and A in L1); when it ran four times slower, as beside a busy neighbour on the
+// core, fetching B saved a fifth. To fetch A as well never helped.
 constexpr int64_t steps_ahead = 2;
 
 // Walks through the steps of a call: all entries of the batch for 32 k, then for the next 32 k, and so on.
