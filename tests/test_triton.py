@@ -247,9 +247,9 @@ def test_a_repeated_call_follows_its_tensors(text: str) -> None:
     plan.run(first.operands, first.results, None)
     for bench, workspace in ((second, None), (first, None),
                              (second, torch.empty(plan.workspace_bytes + 16, dtype=torch.uint8, device="cuda"))):
+        bench.results[0].fill_(math.nan)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        bench.results[0].fill_(math.nan)
         with torch.cuda.stream(stream):
             plan.run(bench.operands, bench.results, workspace)
         stream.synchronize()

@@ -22,6 +22,7 @@ INPUT_GEOMETRIES = (
     "n3 c24 k48 i40 w11 s4 p5 g3 NLC OLI",
     "n2 c2 k16 i9x12 w3x3 d2x2 p2x2 NHWC OHWI",
     "n2 c3 k32 i8x8 w4x4 s4x4 NHWC OHWI",
+    "n2 c9 k10 i4x3 w2x2 p1x1 NHWC OHWI",
 )
 WEIGHT_GEOMETRIES = (
     "n3 c32 k32 i5x6 w3x3 p1x1 g8 NHWC OHWI",

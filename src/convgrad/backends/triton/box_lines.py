@@ -10,7 +10,6 @@ the rows that begin t lines later. `boxes.py` has the same sums in plain Triton.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, assignment"
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -22,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .box_places import next_slot, result_columns, result_rows, rows_of_tap, slot_of, source_of, work_of
+from .box_places import any_nan, next_slot, result_columns, result_rows, rows_of_tap, slot_of, source_of, work_of
 from .fp8_products import add_narrow, decoded, halves
 from .line_places import wrapped
 
@@ -94,18 +93,6 @@ def copy_weight(weight_box, slots, full, empty, items, whole, counts, source_ext
                 slot, carry = wrapped(slot, 1, SLOTS)
                 round ^= carry
             m0, m1, m2, depth = next_slot(m0, m1, m2, depth, outer, DEPTH_STEPS)
-
-
-@gluon.jit
-def larger_or_nan(a, b):
-    return gl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@gluon.jit
-def any_nan(value):
-    """Whether a tile has a NaN: one instruction for each element."""
-    largest = gl.reduce(gl.reduce(value, 1, larger_or_nan), 0, larger_or_nan)
-    return largest != largest
 
 
 @gluon.jit
@@ -183,7 +170,8 @@ def masked_tile(pointers, is_part, parts_at, work, extents, source_extents, sour
                 to_part = ((at_row >= 0) & is_part)[:, None] & (at_column >= 0)[None, :]
                 gl.store(parts + at_row[:, None] + at_column[None, :], total, mask=to_part)
                 to_result = to_result & (is_part == 0)
-            gl.store(result + where[:, None] + beside[None, :], total.to(result.dtype.element_ty), mask=to_result)
+            at = result + where[:, None] + (beside * result_steps[4])[None, :]
+            gl.store(at, total.to(result.dtype.element_ty), mask=to_result)
 
 
 @gluon.jit
@@ -239,6 +227,8 @@ def store_tile(acc, out_slots, result_box, result, place, extents, result_steps,
                                        SHAPE[0], ROWS, STRIDE, INPUT, HM, gl.SliceLayout(1, flat))
             beside, column_there = result_columns(column + i * CHUNK, group, result_steps, STRIDE, COL, PATCH, CHUNK,
                                                   gl.SliceLayout(0, flat))
+            if STORE == "columns":
+                beside = beside * result_steps[4]
             gl.store(result + where[:, None] + beside[None, :], out.load(flat),
                      mask=there[:, None] & column_there[None, :])
 

@@ -4,6 +4,7 @@ The items of work of `box_lines.py` are counted through; these functions say wha
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, assignment"
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -176,9 +177,10 @@ def result_rows(start, first_row, phases, extents, steps, BOX: gl.constexpr, ROW
 @gluon.jit
 def result_columns(column, group, steps, STRIDE: gl.constexpr, COL: gl.constexpr, PATCH: gl.constexpr,
                    COUNT: gl.constexpr, layout: gl.constexpr):
-    """Offset in the result and presence of some columns; PATCH: columns are the (tap, channel) pairs, in lines.
+    """Offset in the result, in steps of channels, and presence of some columns.
 
-    `steps` are those of n and three axes, and of channels.
+    PATCH: columns are the (tap, channel) pairs, in lines of neighbours. The step of channels is left to the caller: a
+    number that the compiler does not know to be 1 would part neighbours, which are then stored one by one.
     """
     index = column + gl.arange(0, COUNT, layout=layout)
     if PATCH:
@@ -187,7 +189,19 @@ def result_columns(column, group, steps, STRIDE: gl.constexpr, COL: gl.constexpr
         where = (line // STRIDE[1]).to(gl.int64) * steps[1] + (line % STRIDE[1]).to(gl.int64) * steps[2] + index % LINE
         return where, index < LINE * STRIDE[0] * STRIDE[1]
     else:
-        return (group * COL + index).to(gl.int64) * steps[4], index < COL
+        return (group * COL + index).to(gl.int64), index < COL
+
+
+@gluon.jit
+def larger_or_nan(a, b):
+    return gl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@gluon.jit
+def any_nan(value):
+    """Whether a tile has a NaN: one instruction for each element."""
+    largest = gl.reduce(gl.reduce(value, 1, larger_or_nan), 0, larger_or_nan)
+    return largest != largest
 
 
 @gluon.jit
@@ -223,5 +237,5 @@ def add_box_parts_kernel(
     where, there = result_rows(start, first_row, (axis0[0], axis1[0], axis2[0]), (N, R0, R1, R2), steps,
                                (PN, B0, B1, B2), PN * B0 * B1 * B2, STRIDE, INPUT, FEW, gl.SliceLayout(1, layout))
     beside, column_there = result_columns(column, group, steps, STRIDE, COL, PATCH, BN, gl.SliceLayout(0, layout))
-    gl.store(result + where[:, None] + beside[None, :], total.to(result.dtype.element_ty),
+    gl.store(result + where[:, None] + (beside * rc)[None, :], total.to(result.dtype.element_ty),
              mask=there[:, None] & column_there[None, :])

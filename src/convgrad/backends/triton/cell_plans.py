@@ -77,7 +77,7 @@ class CellShape:
 
 def cell_shape(geo: Geometry, fold: int, gp: int, cb: int) -> CellShape:
     red = geo.group_out * gp
-    per_cell = min(fold, max(1, cb // red))
+    per_cell = min(fold, 1 << (max(1, cb // red).bit_length() - 1))  # a power of two as the fold: cells fill a row
     low, high = geo.lowest[2], geo.lowest[2] + geo.span[2] - 1 + fold - 1
     first = low // per_cell
     rows = (*geo.phase_positions[:2], -(-geo.x[2] // (geo.stride[2] * fold)))

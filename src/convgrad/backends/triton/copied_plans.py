@@ -105,9 +105,10 @@ def element_bytes(problem: Problem, direct: bool) -> tuple[int, int, int]:
     return {"input": (out, size, size), "output": (size, out, size), "weight": (size, size, 0)}[problem.wrt]
 
 
-def cut_axis(extents: tuple[int, int, int]) -> int:
+def cut_axis(conv: Conv, extents: tuple[int, int, int]) -> int:
     """The axis that is cut into rows: not the last, whose neighbours are neighbours in memory, if another is long."""
-    return outer_axis((*extents[:2], 1)) if max(extents[:2]) >= 8 else outer_axis(extents)
+    found = outer_axis((*extents[:2], 1)) if max(extents[:2]) >= 8 else outer_axis(extents)
+    return max(found, 3 - conv.axes)  # where all extents are 1, the first axis that there is
 
 
 def up(size: int) -> int:
@@ -360,6 +361,8 @@ def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, inne
     """The plan with the least expected time; or why there is none."""
     if problem.dtype == "float64" or problem.out_dtype == "float64":
         return "float64 is not copied"
+    if 0 in (*problem.conv.input_shape, *problem.conv.output_shape):
+        return "there is nothing to copy"
     limit = workspace_limit(geo, max_workspace)
     at_once = (False,) if problem.wrt == "weight" else (True, False)
     found = [plan for share in (0.02, 0.125, 0.25, 0.5) for direct in at_once
@@ -378,7 +381,7 @@ def sizes_to_try(problem: Problem, geo: Geometry, image: int, room: int) -> Iter
     """(images, rows) of a piece, about as large as fits and then smaller ones; `image`: bytes of an image's copies."""
     conv = problem.conv
     extents, step = (geo.x, geo.stride) if problem.wrt == "input" else (geo.y, (1, 1, 1))
-    axis = cut_axis(extents)
+    axis = cut_axis(conv, extents)
     extent = extents[axis]
     images, rows = min(conv.batch, room // image), extent
     if images == 0:
@@ -403,7 +406,7 @@ def in_pieces(problem: Problem, geo: Geometry, limit: int, for_inner: float, dir
     preferred = min(PREFERRED_BYTES, PHASED_BYTES) if is_input and geo.phases > 1 else PREFERRED_BYTES
     room = min(preferred, int(limit * (1 - for_inner)) - weight_bytes)
     image = x_size * math.prod(conv.input_shape[1:]) + y_size * math.prod(conv.output_shape[1:])
-    axis = cut_axis(geo.x if is_input else geo.y) - (3 - conv.axes)
+    axis = cut_axis(conv, geo.x if is_input else geo.y) - (3 - conv.axes)
     for images, rows in sizes_to_try(problem, geo, image, room) if room > 0 else ():
         pieces = pieces_of(conv, is_input, axis, images, rows)
         if not pieces:
