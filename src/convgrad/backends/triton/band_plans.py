@@ -21,7 +21,7 @@ from .numbers_on_device import on_tensors, rounding
 from .slide_plans import Sums
 from .strips import choose_strip
 from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR
-from .tuning import Choice, fields_of
+from .tuning import Choice, fields_of, left_out
 
 SHARED_BYTES = 200 * 1024  # of a program
 MOST_REGISTERS = 236  # of a thread
@@ -183,9 +183,10 @@ def options(kind: str, geo: Geometry, max_workspace: int | None, bias: bool) -> 
 
 def fits(problem: Problem, geo: Geometry) -> bool:
     """Whether bands compute what is asked for: 16-bit operands in channels last, no stride and no dilation."""
-    return (not INTERPRETED and channels_last(problem) and problem.dtype in ("bfloat16", "float16")
-            and rounding(problem) == "" and problem.wrt in ("input", "weight", "weight+bias")
-            and max(geo.stride) == max(geo.dilation) == 1 and geo.groups % 8 == 0
+    return (not INTERPRETED and not left_out("band_") and channels_last(problem)
+            and problem.dtype in ("bfloat16", "float16") and rounding(problem) == ""
+            and problem.wrt in ("input", "weight", "weight+bias") and geo.groups % 8 == 0
+            and max(geo.stride) == max(geo.dilation) == 1
             and (problem.wrt != "input" or (geo.kernel[0] == 1 and DTYPES[problem.out_dtype][1] == 2)))
 
 

@@ -9,7 +9,6 @@ added in order.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -26,6 +25,7 @@ from .line_plans import LAUNCH_SECONDS
 from .numbers_on_device import scratch
 from .part_plans import flops_of, outer_axis
 from .tiles import workspace_limit
+from .tuning import left_out
 from .ways import Operands, Way, add_step, by_box_lines
 
 AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -326,13 +326,9 @@ def copy_launch(*tensors: Any) -> Launch:
 copy = Step(copy_kernel, copy_launch)
 
 
-def left_out() -> bool:
-    return "copied" in os.environ.get("CONVGRAD_GPU_WITHOUT", "").split(",")
-
-
 def offered(problem: Problem, geo: Geometry, max_workspace: int | None, inner: Inner, chosen: bool) -> Way | str:
     """The way for problems whose channels are not last; or why there is none."""
-    plan = "copies were left out" if left_out() else for_problem(problem, geo, max_workspace, inner)
+    plan = "copies were left out" if left_out("copied_") else for_problem(problem, geo, max_workspace, inner)
     if isinstance(plan, str):
         return plan
     if not chosen and not worth_it(plan, geo):
@@ -343,7 +339,7 @@ def offered(problem: Problem, geo: Geometry, max_workspace: int | None, inner: I
 
 def where_they_lie_otherwise(problem: Problem, geo: Geometry, inner: Inner) -> Way:
     """The way for tensors that do not lie as their layout says: planned when first met, with memory of its own."""
-    plan = lru_cache(maxsize=1)(lambda: "" if left_out() else for_problem(problem, geo, None, inner))
+    plan = lru_cache(maxsize=1)(lambda: "" if left_out("copied_") else for_problem(problem, geo, None, inner))
 
     def takes(operands: Operands, result: Any) -> bool:
         found = plan()

@@ -20,6 +20,11 @@ SEPARATE: Choice = {"kernel": "separate"}  # several results by one kernel each
 SHIPPED = Path(__file__).with_name("h200.json")
 
 
+def left_out(kernel: str) -> bool:
+    """Whether CONVGRAD_GPU_WITHOUT, words as in "cells,lines", names the beginning of a kernel's name."""
+    return any(kernel.startswith(f"{word}_") for word in os.environ.get("CONVGRAD_GPU_WITHOUT", "").split(",") if word)
+
+
 def user_file() -> Path:
     """Where `convgrad tune` writes and plans look first."""
     return Path(os.environ.get("CONVGRAD_TUNING") or Path.home() / ".cache" / "convgrad" / "triton.json")

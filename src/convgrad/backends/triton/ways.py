@@ -8,7 +8,6 @@ ways out by the first words of their names ("cells,lines"), to compare or to avo
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +32,7 @@ from .launch import Launch, Step
 from .numbers_on_device import rounding, scratch
 from .part_sums import add_parts_kernel
 from .tiles import MULTIPROCESSORS, packs_phases, reduce_tile, workspace_limit
-from .tuning import Choice, fields_of, tuned
+from .tuning import Choice, fields_of, left_out, tuned
 
 Operands = tuple[Any, ...]
 DECODE_SECONDS = 6e-6  # of two kernels that copy, beside their bytes
@@ -73,10 +72,9 @@ def fastest_first(offers: tuple[Offer, ...], problem: Problem, geo: Geometry, ma
                   choice: Choice | None) -> list[Way]:
     if DTYPES[problem.out_dtype][1] == 1:  # the kernels that read by pointers encode 8-bit results
         return []
-    left_out = tuple(f"{name}_" for name in os.environ.get("CONVGRAD_GPU_WITHOUT", "").split(",") if name)
     found = [way for offer in offers if (way := offer(problem, geo, max_workspace, choice)) is not None]
     allowed = (way for way in found if max_workspace is None or way.workspace_bytes <= max_workspace)
-    return sorted((way for way in allowed if not way.name.startswith(left_out)), key=lambda way: way.seconds)
+    return sorted((way for way in allowed if not left_out(way.name)), key=lambda way: way.seconds)
 
 
 def short(problem: Problem) -> str:
