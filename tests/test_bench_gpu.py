@@ -32,6 +32,8 @@ def test_a_short_run_has_all_classes() -> None:
     for kind in {layer.kind for layer in layers}:
         members = sum(layer.kind == kind for layer in layers)
         assert abs(sum(layer.kind == kind for layer in ordered[:50]) - members / 2) <= 1
+    late = {layer.name for layer in ordered[:30]}
+    assert [layer.name in late for layer in spread(layers, late)] == [False] * 70 + [True] * 30
 
 
 def test_layers_of_a_class(capsys: pytest.CaptureFixture[str]) -> None:

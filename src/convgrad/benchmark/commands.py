@@ -52,7 +52,8 @@ def add_commands(subparsers: Any) -> None:
     bench.add_argument("--limit-seconds", type=float,
                        help="start no new row after this much time; the classes then share it evenly")
     bench.add_argument("--known", nargs="+", metavar="FILE",
-                       help="results of earlier runs: a layout that was far slower for the peer there is not searched")
+                       help="results of earlier runs: a layout that was far slower for the peer there is not searched; "
+                       "with --limit-seconds the layers that they lack come first")
     bench.add_argument("--overhead", action="store_true", help="on a GPU: the host's time of first and later calls, "
                        "with nothing compiled before; --limit-seconds shares the time among the classes")
     bench.add_argument("--json", metavar="FILE", help="write the results here")
@@ -106,7 +107,7 @@ def run_bench(args: argparse.Namespace) -> int:
         console.print(f"convgrad bench: {error}", style="red", markup=False)
         return 2
     if choice.limit_seconds is not None:
-        layers = spread(layers)
+        layers = spread(layers, {row["layer"] for row in earlier})
     wanted = args.peer != "none"
     if wanted and not Peer.installed(args.peer):
         console.print(f"{args.peer} is not installed: no comparison (pip install {args.peer})", style="yellow")

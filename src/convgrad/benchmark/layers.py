@@ -136,11 +136,15 @@ def select(layers: Iterable[Layer], pattern: str, classes: Collection[str] = CLA
             (not words or any(word in f"{layer.name} {layer.kind} {layer.model}".lower() for word in words))]
 
 
-def spread(layers: Sequence[Layer]) -> list[Layer]:
-    """Return the layers in an order whose every beginning has about the same share of each class."""
+def spread(layers: Sequence[Layer], measured: Collection[str] = ()) -> list[Layer]:
+    """Return the layers in an order whose every beginning has about the same share of each class.
+
+    Those whose names are `measured` come after the others.
+    """
     sizes, seen = Counter(layer.kind for layer in layers), Counter[str]()
     places = []
     for layer in layers:
         seen[layer.kind] += 1
         places.append((seen[layer.kind] - 0.5) / sizes[layer.kind])
-    return [layers[number] for number in sorted(range(len(layers)), key=places.__getitem__)]
+    ordered = [layers[number] for number in sorted(range(len(layers)), key=places.__getitem__)]
+    return sorted(ordered, key=lambda layer: layer.name in measured)
