@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("triton")
-import torch
+from triton_here import channels_last, needs_gpu, torch
 
 from convgrad.backends.triton import band_plans, block_plans
 from convgrad.backends.triton.candidates import choice_of
@@ -18,8 +15,6 @@ from convgrad.backends.triton.geometry import geometry
 from convgrad.backends.triton.plans import make_plan
 from convgrad.plan import plan
 from convgrad.problem import Problem
-
-ON_GPU = os.environ.get("TRITON_INTERPRET") != "1" and torch.cuda.is_available()
 
 PROBLEMS = (
     "n16 c1 k1 i9x12 w3x3 p1x1 NHWC OHWI", "n20 c1 k1 i11x19 w5x5 p2x2 NHWC OHWI", "n6 c1 k1 i8x8 w7x7 p3x3 NHWC OHWI",
@@ -218,7 +213,7 @@ BLOCKS_ON_DEVICE = (
 )
 
 
-@pytest.mark.skipif(not ON_GPU, reason="Gluon kernels run on a GPU only")
+@needs_gpu
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("wrt, text", [
     *product(("input_grad", "weight_grad", "weight_grad+bias_grad"), BANDS_ON_DEVICE),
@@ -248,7 +243,4 @@ def test_kernels_on_the_gpu(wrt: str, text: str, special: bool) -> None:
 
 
 def on_device(array: np.ndarray) -> Any:
-    """A canonical array as a bfloat16 tensor whose channels are neighbours in memory."""
-    order = (0, *range(2, array.ndim), 1) if array.ndim > 1 else (0,)
-    return torch.from_numpy(np.ascontiguousarray(array.transpose(order))).bfloat16().permute(
-        *(order.index(axis) for axis in range(array.ndim))).cuda()
+    return (channels_last(array) if array.ndim > 1 else torch.from_numpy(array).bfloat16()).cuda()

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
 import pytest
 from oracle import check_bound, check_exact, check_nonfinite
+from triton_here import DEVICE, needs_gpu, needs_triton, torch
 
 from convgrad import Conv, Problem
 from convgrad.plan import clear_plan_cache
 
-pytest.importorskip("triton")
-torch = pytest.importorskip("torch")
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-ON_GPU = not INTERPRETED and torch.cuda.is_available()
-DEVICE = "cpu" if INTERPRETED else "cuda"
-pytestmark = pytest.mark.skipif(not INTERPRETED and not ON_GPU, reason="needs a GPU or TRITON_INTERPRET=1")
+pytestmark = needs_triton
 
 # Problems, and how many images a piece may have: of less than one, some rows.
 PIECES = (
@@ -77,7 +71,7 @@ def test_pieces_give_the_whole(text: str, images: float, monkeypatch: pytest.Mon
         assert check_nonfinite(text, "triton")
 
 
-@pytest.mark.skipif(not ON_GPU, reason="Gluon kernels run on a GPU only")
+@needs_gpu
 @pytest.mark.parametrize("text", ["input_grad bf16 n2 c64 k64 i19x40 w3x3 p1x1",
                                   "conv f16 n3 c64 k48 i80x70 w3x3 s2x2 p1x1",
                                   "input_grad bf16 n2 c64 k128 i8x6x33 w3x3x3 p1x1x1",

@@ -251,6 +251,7 @@ def sum_rows(slots, barriers, walk, pointers, extents, y_steps, x_steps, place, 
         gl.store(out + K[0] * K[1] * K[2] * C + c_out[:, None] + diagonal[None, :] * 0, total_bias,
                  mask=(c_out < C)[:, None] & (diagonal == 0)[None, :] & (k0 == 0) & (group == 0))
 
+
 @gluon.jit
 def band_weight_kernel(
         x_box, dy_box, dy, x, partial, N, Q0, Q1, Q2, X0, X1, X2, column_tiles, b_tiles, steps, all_steps, run,

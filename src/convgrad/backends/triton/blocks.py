@@ -14,6 +14,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from .bands import next_slot
+
 
 @triton.constexpr_function
 def right_layout():
@@ -45,13 +47,6 @@ def place_of(at, steps, column_tiles, N, all_steps, WT: gl.constexpr):
     tile = at // steps
     there = (at >= 0) & (at < all_steps)
     return gl.where(there, (tile // column_tiles) * 16, N), (tile % column_tiles) * WT, at - tile * steps
-
-
-@gluon.jit
-def next_slot(slot, round, SLOTS: gl.constexpr):
-    slot += 1
-    over = (slot == SLOTS).to(gl.int32)
-    return slot - over * SLOTS, round ^ over
 
 
 @gluon.jit

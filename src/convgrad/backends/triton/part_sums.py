@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from .elements import as_result, wide
+from .elements import as_result, position, wide
 
 
 @triton.jit
@@ -37,13 +37,7 @@ def add_parts_kernel(partial, result, size, splits, r_o, r_i, r_0, r_1, r_2, INN
     else:
         acc = sum_of_parts(partial, element, there, size, splits, BS, BE)
     i = element % INNER
-    rest = element // INNER
-    t2 = rest % A2
-    rest = rest // A2
-    t1 = rest % A1
-    rest = rest // A1
-    t0 = rest % A0
-    o = rest // A0
+    o, t0, t1, t2 = position(element // INNER, A0, A1, A2)
     tl.store(result + o.to(tl.int64) * r_o + i * r_i + t0 * r_0 + t1 * r_1 + t2 * r_2,
              as_result(acc, result), mask=there)
 
@@ -56,13 +50,7 @@ def reduce_kernel(partial, result, size, SPLITS, INNER, A1, A2, A3, r_o, r_i, r_
     there = element < size
     acc = sum_of_parts(partial, element, there, size, SPLITS, BS, BE)
     i = element % INNER
-    rest = element // INNER
-    t2 = rest % A3
-    rest = rest // A3
-    t1 = rest % A2
-    rest = rest // A2
-    t0 = rest % A1
-    o = rest // A1
+    o, t0, t1, t2 = position(element // INNER, A1, A2, A3)
     tl.store(result + o * r_o + i * r_i + t0 * r_0 + t1 * r_1 + t2 * r_2, as_result(acc, result), mask=there)
 
 
