@@ -7,16 +7,14 @@ did not finish says so. Meanwhile other processes compile the kernels of the row
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import multiprocessing
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..machine import cores
+from ..machine import cores, end_with_parent
 from ..plan import BACKENDS
 from .ceilings import Ceilings
 from .cuda import CudaArena, questions_of, seconds_at_ceiling
@@ -34,7 +32,8 @@ COMPILED_SECONDS = 60.0  # for one problem
 
 def serve(connection: Any, with_peer: bool, backend: str | None, ceilings: Ceilings | None) -> None:
     """Measure a row for each request; tell of every step before it begins."""
-    die_with_parent()
+    if multiprocessing.parent_process() is not None:
+        end_with_parent()  # in the middle of a search it would not notice that nobody listens
     arena = CudaArena(with_peer, backend, ceilings, lambda step: connection.send(("at", step)))
     connection.send(("ready", (arena.ceilings, arena.describe())))
     while (request := connection.recv()) is not None:
@@ -45,12 +44,6 @@ def serve(connection: Any, with_peer: bool, backend: str | None, ceilings: Ceili
             lines = str(error).splitlines()
             connection.send(("lost", f"{type(error).__name__}: {lines[0] if lines else ''}"))
             return
-
-
-def die_with_parent() -> None:
-    """Let Linux kill this process when its parent is killed: in the middle of a search it would not notice."""
-    if sys.platform == "linux" and multiprocessing.parent_process() is not None:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 class Watched:

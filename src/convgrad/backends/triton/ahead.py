@@ -18,6 +18,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
+from ...machine import end_with_parent
 from ...problem import Plan, Problem, Unsupported, axis_order
 from .launch import current
 from .numbers_on_device import TORCH_DTYPES
@@ -101,6 +102,7 @@ def fresh_processes() -> Any:
 
 
 def _begin(target: tuple[str, int, int]) -> None:
+    end_with_parent()  # a killed command must not leave processes that go on compiling
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # of a kernel that does not compile Triton prints all it knows
     driver.set_active(NoDriver(target))
     torch.set_num_threads(1)

@@ -15,12 +15,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    mma_v2,
     tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
+from .box_masked import masked_tile
 from .box_places import any_nan, next_slot, result_columns, result_rows, rows_of_tap, slot_of, source_of, work_of
 from .fp8_products import add_narrow, decoded, halves
 from .line_places import wrapped
@@ -93,85 +93,6 @@ def copy_weight(weight_box, slots, full, empty, items, whole, counts, source_ext
                 slot, carry = wrapped(slot, 1, SLOTS)
                 round ^= carry
             m0, m1, m2, depth = next_slot(m0, m1, m2, depth, outer, DEPTH_STEPS)
-
-
-@gluon.jit
-def masked_tile(pointers, is_part, parts_at, work, extents, source_extents, source_steps, weight_steps, result_steps,
-                GEOMETRY: gl.constexpr, SHAPE: gl.constexpr, STRIDE: gl.constexpr, ROWS: gl.constexpr,
-                PATCH: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr,
-                PARTS: gl.constexpr, FIRST: gl.constexpr, END: gl.constexpr, CB: gl.constexpr):
-    """Sum rows FIRST to END of a tile again, every tap by itself, and add a tap's sums only to positions that have it.
-
-    A zero of the padding may have met an infinite weight.
-    """
-    source, weight, result, parts = pointers
-    K, T, D, _P, G, INPUT = GEOMETRY
-    BOX: gl.constexpr = SHAPE[0]
-    BN: gl.constexpr = SHAPE[1]
-    place, outer, begin, end = work
-    column, start, group, axis0, axis1, axis2 = place
-    S0, S1, S2 = source_extents
-    s_n, s_0, s_1, s_2 = source_steps
-    w_o, w_i, w_0, w_1, w_2 = weight_steps
-    stored: gl.constexpr = source.dtype.element_ty
-    operand: gl.constexpr = gl.float16 if stored.is_fp8() else stored
-    FEW: gl.constexpr = 64  # rows at a time
-    WIDTH: gl.constexpr = 32
-    DEPTH: gl.constexpr = 16
-    layout: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])
-    left: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
-    right: gl.constexpr = gl.DotOperandLayout(1, layout, 2)
-    rows: gl.constexpr = gl.SliceLayout(1, layout)
-    across: gl.constexpr = gl.SliceLayout(0, layout)
-    channel_left = gl.arange(0, DEPTH, layout=gl.SliceLayout(0, left))
-    channel_right = gl.arange(0, DEPTH, layout=gl.SliceLayout(1, right))
-    for first_row in range(FIRST, END, FEW):
-        index = first_row + gl.arange(0, FEW, layout=gl.SliceLayout(1, left))
-        n = start[0] + index // (BOX[1] * BOX[2] * BOX[3])
-        j0 = start[1] + (index // (BOX[2] * BOX[3])) % BOX[1]
-        j1 = start[2] + (index // BOX[3]) % BOX[2]
-        j2 = start[3] + index % BOX[3]
-        for first_column in range(0, BN, WIDTH):
-            columns = column + first_column + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, right))
-            there_column = columns < (COL * STRIDE[0] * STRIDE[1] * STRIDE[2] if PATCH else COL)
-            total = gl.full([FEW, WIDTH], 0.0, gl.float32, layout)
-            for step in range(begin * NT, end * NT):
-                m0, m1, m2, depth = slot_of(step // NT, outer, (RED + CB - 1) // CB)
-                c0 = depth * CB
-                t = step % NT
-                i0, tap0 = source_of(j0, axis0, t if AXIS == 0 else m0, K[0], T[0], D[0], G[0], INPUT)
-                i1, tap1 = source_of(j1, axis1, t if AXIS == 1 else m1, K[1], T[1], D[1], G[1], INPUT)
-                i2, tap2 = source_of(j2, axis2, t if AXIS == 2 else m2, K[2], T[2], D[2], G[2], INPUT)
-                there = ((index < ROWS) & (n < extents[0]) & (i0 >= 0) & (i0 < S0) & (i1 >= 0) & (i1 < S1)
-                         & (i2 >= 0) & (i2 < S2))
-                row = n.to(gl.int64) * s_n + i0.to(gl.int64) * s_0 + i1.to(gl.int64) * s_1 + i2.to(gl.int64) * s_2
-                at_tap = weight + (tap0.to(gl.int64) * w_0 + tap1.to(gl.int64) * w_1 + tap2.to(gl.int64) * w_2)
-                part = gl.full([FEW, WIDTH], 0.0, gl.float32, layout)
-                for c in range(c0, gl.minimum(c0 + CB, RED), DEPTH):
-                    a = gl.load(source + row[:, None] + (group * RED + c + channel_left)[None, :],
-                                mask=there[:, None] & (c + channel_left < RED)[None, :], other=0.0)
-                    at = c + channel_right
-                    if INPUT:
-                        place_b = (group * RED + at).to(gl.int64)[:, None] * w_o + (columns * w_i)[None, :]
-                    else:
-                        place_b = (at * w_i)[:, None] + (group * COL + columns).to(gl.int64)[None, :] * w_o
-                    b = gl.load(at_tap + place_b, mask=(at < RED)[:, None] & there_column[None, :], other=0.0)
-                    part = mma_v2(a.to(operand), b.to(operand), part)
-                valid = gl.convert_layout(there, gl.SliceLayout(1, layout))
-                total += gl.where(valid[:, None], part, 0.0)
-            where, row_there = result_rows(start, first_row, (axis0[0], axis1[0], axis2[0]), extents, result_steps,
-                                           BOX, ROWS, STRIDE, INPUT, FEW, rows)
-            beside, column_there = result_columns(column + first_column, group, result_steps, STRIDE, COL, PATCH,
-                                                  WIDTH, across)
-            to_result = row_there[:, None] & column_there[None, :]
-            if PARTS > 1:
-                at_row = (first_row + gl.arange(0, FEW, layout=rows)) * BN + parts_at
-                at_column = first_column + gl.arange(0, WIDTH, layout=across)
-                to_part = ((at_row >= 0) & is_part)[:, None] & (at_column >= 0)[None, :]
-                gl.store(parts + at_row[:, None] + at_column[None, :], total, mask=to_part)
-                to_result = to_result & (is_part == 0)
-            at = result + where[:, None] + (beside * result_steps[4])[None, :]
-            gl.store(at, total.to(result.dtype.element_ty), mask=to_result)
 
 
 @gluon.jit
@@ -317,9 +238,9 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
             mbarrier.arrive(source_empty.index(source_before), pred=end > begin)
         parts_at = (item - whole) * (BM * BN)
         if any_nan(acc):
-            masked_tile(pointers, item >= whole, parts_at, work, extents, source_extents, source_steps, weight_steps,
-                        result_steps, GEOMETRY, SHAPE, STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, PARTS, HALF * HM,
-                        HALF * HM + HM, CB)
+            masked_tile(pointers, item >= whole, parts_at, items * 0 + HALF * HM, work, extents, source_extents,
+                        source_steps, weight_steps, result_steps, GEOMETRY, SHAPE, STRIDE, ROWS, PATCH, AXIS, NT, RED,
+                        COL, PARTS, HM, CB)
         elif PARTS == 1:
             store_tile(acc, out_slots, result_box, pointers[2], place, extents, result_steps, SHAPE, STRIDE, ROWS,
                        INPUT, PATCH, COL, HALF, BESIDE, OS, CHUNK, STORE)
