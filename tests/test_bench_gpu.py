@@ -158,6 +158,19 @@ def test_overhead_of_first_and_later_calls(tmp_path: Path, monkeypatch: pytest.M
     assert "the first kernel of the process took" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("arena")
+def test_fp8_beside_bf16(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "layers.txt").write_text(LAYERS + "wide | dense | tiny | input_grad f32 n1 c256 k256 i3 w2\n")
+    words = ["bench", f"{tmp_path}/layers.txt", "--device", "cuda", "--backend", "triton", "--seconds", "0.001"]
+    assert main([*words, "--fp8", "--json", f"{tmp_path}/1.json"]) == 0
+    rows = json.loads((tmp_path / "1.json").read_text())["rows"]
+    assert [(row["layer"], row["gradient"]) for row in rows] == [("wide", "input_grad"), ("wide", "weight_grad")]
+    for row in rows:
+        assert all(entry["worst_error"] <= 1 and entry["ratio"] > 0 for entry in row["modes"].values())
+    assert list(rows[0]["modes"]) == ["bf16", "fp8 exact", 'compute="fp8"'] and len(rows[1]["modes"]) == 2
+    assert "in the mean of 1, lowest" in capsys.readouterr().out
+
+
 def stumble(connection: Any, with_peer: bool, backend: str | None, ceilings: Ceilings | None) -> None:
     """Serves rows as `watched.serve` does, but the peer never ends with channels last, and three layers go wrong."""
     connection.send(("ready", (ceilings or Ceilings(1e12, 1e12, 1e12, "made up"), {"peer": "made up"})))

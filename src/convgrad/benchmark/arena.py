@@ -64,7 +64,7 @@ def public_call(problem: Problem, operands: dict[str, Any], backend: str | None,
     options: dict[str, Any] = {
         "stride": conv.stride, "padding": conv.padding, "dilation": conv.dilation, "groups": conv.groups,
         "layout": problem.layout, "weight_layout": problem.weight_layout, "compute": problem.compute,
-        "backend": backend, "num_threads": threads}
+        "out_dtype": problem.out_dtype, "backend": backend, "num_threads": threads}
     if len(problem.results) > 1:
         three = tuple(operands[name] for name in ("grad_output", "input", "weight"))
         return lambda: api.conv_backward(*three, **options)

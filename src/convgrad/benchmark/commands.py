@@ -56,6 +56,8 @@ def add_commands(subparsers: Any) -> None:
                        "with --limit-seconds the layers that they lack come first")
     bench.add_argument("--overhead", action="store_true", help="on a GPU: the host's time of first and later calls, "
                        "with nothing compiled before; --limit-seconds shares the time among the classes")
+    bench.add_argument("--fp8", action="store_true", help="on a GPU: our own times with FP8 operands beside bf16, on "
+                       "the dense layers with many channels")
     bench.add_argument("--json", metavar="FILE", help="write the results here")
     bench.set_defaults(run=run_bench)
 
@@ -122,6 +124,8 @@ def run_bench(args: argparse.Namespace) -> int:
         start = time.monotonic()
         if args.overhead:
             return run_overhead(layers, choice, args, console)
+        if args.fp8:
+            return run_fp8(layers, choice, args, console)
         from .watched import Watched, to_stderr
 
         watched = Watched(wanted, args.backend, layers, choice, say=to_stderr)
@@ -159,6 +163,21 @@ def run_overhead(layers: list[Layer], choice: Choice, args: argparse.Namespace, 
     if args.json:
         save({**results, "schema": "convgrad-overhead/1"}, args.json)
     return 0
+
+
+def run_fp8(layers: list[Layer], choice: Choice, args: argparse.Namespace, console: Console) -> int:
+    from .cuda import CudaArena
+    from .fp8 import measure_fp8, print_fp8, wide_layers
+
+    arena = CudaArena(False, args.backend)
+    results = document(args.set, arena.describe(), [], 0)
+    with progress_bar(console) as progress:
+        task = progress.add_task("fp8", total=len(wide_layers(layers)) * len(choice.gradients))
+        results["rows"] = measure_fp8(layers, choice, arena, lambda row: progress.advance(task))
+    print_fp8(results["rows"], Console(width=None if sys.stdout.isatty() else 160))
+    if args.json:
+        save({**results, "schema": "convgrad-fp8/1"}, args.json)
+    return 1 if any("error" in entry for row in results["rows"] for entry in row["modes"].values()) else 0
 
 
 def progress_bar(console: Console) -> Progress:
