@@ -128,7 +128,7 @@ def run_bench(args: argparse.Namespace) -> int:
             return run_fp8(layers, choice, args, console)
         from .watched import Watched, to_stderr
 
-        watched = Watched(wanted, args.backend, layers, choice, say=to_stderr)
+        watched = Watched(wanted, args.backend, layers, choice, earlier, say=to_stderr)
         if choice.limit_seconds is not None:
             choice = replace(choice, limit_seconds=choice.limit_seconds - (time.monotonic() - start))
         try:

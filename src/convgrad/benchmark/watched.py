@@ -1,8 +1,9 @@
 """Rows of a GPU, measured in a process of their own that is watched.
 
 A search of the peer's can take minutes, a call can crash and take the GPU's state with it. The process is then killed
-and started anew: a layout that the peer did not finish is left out of the row and of those like it, and a row that we
-did not finish says so. Meanwhile other processes compile the kernels of the rows to come.
+and started anew. A search that did not end is made again among few algorithms, there and in the rows like it; where not
+even that ends, the layout is left out. A row that we did not finish says so. Meanwhile other processes compile the
+kernels of the rows to come.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ import importlib
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..machine import cores, end_with_parent
 from ..plan import BACKENDS
 from .ceilings import Ceilings
 from .cuda import CudaArena, questions_of, seconds_at_ceiling
-from .layers import Layer
+from .layers import ALL_GRADIENTS, Layer
 from .rows import Choice, Row, asked, blank_row, layouts_of, measure_row
 
 CONTEXT: Any = multiprocessing.get_context("spawn")  # with a GPU in use a process must not be forked
 START_SECONDS = 180.0    # for the process to begin
-PATIENCE_SECONDS = 45.0  # for one step of a row: a search of the peer's, a call of ours, some timed runs
+PATIENCE_SECONDS = 30.0  # for one step of a row: a search of the peer's, a call of ours, some timed runs
 SAY_SECONDS = 10.0       # after so much time a row is named
 GRACE_SECONDS = 5.0      # after the end of the time for a row that is under way
 COMPILE_SECONDS = 3600.0  # for all problems
@@ -37,7 +38,7 @@ def serve(connection: Any, with_peer: bool, backend: str | None, ceilings: Ceili
     arena = CudaArena(with_peer, backend, ceilings, lambda step: connection.send(("at", step)))
     connection.send(("ready", (arena.ceilings, arena.describe())))
     while (request := connection.recv()) is not None:
-        layer, gradient, dtype, choice, left_out = request
+        layer, gradient, dtype, choice, left_out, arena.hurried = request
         try:
             connection.send(("row", measure_row(layer, gradient, dtype, choice, arena, left_out)))
         except Exception as error:  # of the GPU, whose state may be lost: this process ends
@@ -52,9 +53,14 @@ class Watched:
     device = "cuda"
 
     def __init__(self, with_peer: bool, backend: str | None, layers: Sequence[Layer], choice: Choice,
-                 serve: Callable[..., None] = serve, say: Callable[[str], None] = lambda text: None) -> None:
+                 known: Iterable[Row] = (), serve: Callable[..., None] = serve,
+                 say: Callable[[str], None] = lambda text: None) -> None:
+        """`known` are rows of earlier runs, from which searches that do not end are known."""
         self.end = time.monotonic() + (choice.limit_seconds or float("inf"))
         self.with_peer, self.backend, self.serve, self.say = with_peer, backend, serve, say
+        self.unfinished: dict[tuple[str, str, bool], set[str]] = {}
+        for row in known:
+            self.learn(row)
         self.process: Any = None
         self.connection: Any = None
         self.ceilings: Ceilings | None = None
@@ -124,6 +130,12 @@ class Watched:
                 self.stop()
             return value, step, time.monotonic() - began
 
+    def learn(self, row: Row) -> None:
+        """Take the ways of the peer whose search did not end; 16-bit formats run alike."""
+        ways = ((row["peer"] or {}).get("unfinished") or {}).keys()
+        for gradient in dict.fromkeys((row["gradient"], ALL_GRADIENTS)):
+            self.unfinished.setdefault((row["layer"], gradient, row["dtype"] == "f32"), set()).update(ways)
+
     def row(self, layer: Layer, gradient: str, dtype: str, choice: Choice, left_out: dict[str, float]) -> Row | None:
         """One row; None where the time for all rows ended before it."""
         layouts = layouts_of(layer, choice)
@@ -132,6 +144,7 @@ class Watched:
                 for question in questions_of(layer, gradient, dtype, layout):
                     self.compiling.wait((str(question), None), COMPILED_SECONDS)
         given_up: dict[str, float] = {}
+        unfinished = dict.fromkeys(self.unfinished.get((layer.name, gradient, dtype == "float32"), ()), 0.0)
         name, said = f"{layer.name} {dtype} {gradient}", set[str]()
 
         def waiting(seconds: float, step: str) -> None:
@@ -142,12 +155,14 @@ class Watched:
         while True:
             if self.process is None:
                 self.start()
-            self.connection.send((layer, gradient, dtype, choice, {**left_out, **given_up}))
+            self.connection.send((layer, gradient, dtype, choice, {**left_out, **given_up}, set(unfinished)))
             answer, step, seconds = self.answer("row", self.end + GRACE_SECONDS, waiting)
             if isinstance(answer, dict):
-                if given_up and answer["peer"]:
-                    answer["peer"]["given_up"] = given_up
-                    answer["spent_s"]["peer"] += sum(given_up.values())
+                for what, ways in (("unfinished", unfinished), ("given_up", given_up)):
+                    if ways and answer["peer"]:
+                        answer["peer"][what] = ways
+                        answer["spent_s"]["peer"] += sum(ways.values())
+                self.learn(answer)
                 return answer
             if answer is None and time.monotonic() > self.end:
                 return None
@@ -155,7 +170,7 @@ class Watched:
             self.say(f"{name}: {step}: {reason}")
             who, _, way = step.partition(" ")
             if who == "peer" and way not in given_up:
-                given_up[way] = seconds
+                (given_up if way in unfinished else unfinished)[way] = seconds
                 continue
             first = layer.question(gradient, dtype, layouts[0], self.device)
             assert self.ceilings is not None
