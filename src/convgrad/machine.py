@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import shutil
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
 from .plan import BACKENDS, ORDER, load
@@ -36,12 +33,6 @@ def processor() -> tuple[str, tuple[str, ...]]:
 def cores() -> int:
     """Processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def end_with_parent() -> None:
-    """Let Linux kill this process when the one that started it ends, however that ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def graphics_cards() -> tuple[str, ...]:

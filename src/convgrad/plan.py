@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from .problem import Plan, Problem, Unsupported, checked_int
@@ -18,6 +20,7 @@ BACKENDS = {
 # Who is asked when the caller names no backend. The reference is never in this list: it is a thousand times slower.
 ORDER = {"cpu": ("native",), "cuda": ("triton",)}
 
+Call = Callable[[], None]
 CACHE_LIMIT = 4096
 _cache: dict[tuple[Problem, str | None, int | None, int | None], Plan] = {}
 
@@ -114,15 +117,21 @@ def _compose(problem: Problem, backend: str | None, max_workspace_bytes: int | N
                               max_workspace_bytes=max_workspace_bytes, num_threads=num_threads)]
     picks = [[problem.operands.index(name) for name in part.problem.operands] for part in parts]
 
-    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any = None) -> None:
+    def calls(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any = None) -> list[Call]:
+        found: list[Call] = []
         first = 0
         for part, pick in zip(parts, picks):
             last = first + len(part.problem.results)
-            part.run(tuple(operands[place] for place in pick), results[first:last], workspace)
+            found.append(partial(part.run, tuple(operands[place] for place in pick), results[first:last], workspace))
             first = last
+        return found
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any = None) -> None:
+        for call in calls(operands, results, workspace):
+            call()
 
     backends = list(dict.fromkeys(part.backend for part in parts))
     as_one = getattr(load(backends[0]), "as_one", None) if len(backends) == 1 else None
-    return Plan(problem, "+".join(backends), " + ".join(part.kernel for part in parts), as_one(run) if as_one else run,
-                max(part.workspace_bytes for part in parts),
+    return Plan(problem, "+".join(backends), " + ".join(part.kernel for part in parts),
+                as_one(run, calls) if as_one else run, max(part.workspace_bytes for part in parts),
                 tuple(note for part in parts for note in (f"{part.problem.wrt}: {part.kernel}", *part.notes)))

@@ -8,14 +8,16 @@ kernels of the rows to come.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import multiprocessing
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..machine import cores, end_with_parent
+from ..machine import cores
 from ..plan import BACKENDS
 from .ceilings import Ceilings
 from .cuda import CudaArena, questions_of, seconds_at_ceiling
@@ -33,8 +35,8 @@ COMPILED_SECONDS = 60.0  # for one problem
 
 def serve(connection: Any, with_peer: bool, backend: str | None, ceilings: Ceilings | None) -> None:
     """Measure a row for each request; tell of every step before it begins."""
-    if multiprocessing.parent_process() is not None:
-        end_with_parent()  # in the middle of a search it would not notice that nobody listens
+    if sys.platform == "linux" and multiprocessing.parent_process() is not None:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: in a search it would not see its parent's end
     arena = CudaArena(with_peer, backend, ceilings, lambda step: connection.send(("at", step)))
     connection.send(("ready", (arena.ceilings, arena.describe())))
     while (request := connection.recv()) is not None:

@@ -18,9 +18,12 @@ def plan(problem: Problem, *, max_workspace_bytes: int | None = None, num_thread
     return make_plan(problem, max_workspace_bytes)
 
 
-def as_one(run: Any) -> Any:
-    """The runner of several plans as one, which records and repeats their launches together."""
+def as_one(run: Any, calls: Any) -> Any:
+    """The runner of several plans as one: compiled at once, their launches recorded and repeated together.
+
+    `calls` gives for the same arguments the calls of the plans' own runners.
+    """
     from .launch import INTERPRETED
     from .replay import Recorded
 
-    return run if INTERPRETED else Recorded(run)
+    return run if INTERPRETED else Recorded(run, calls)

@@ -6,9 +6,12 @@ the benchmark beside its measurements.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import multiprocessing
 import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +21,6 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from ...machine import end_with_parent
 from ...problem import Plan, Problem, Unsupported, axis_order
 from .launch import current
 from .numbers_on_device import TORCH_DTYPES
@@ -102,7 +104,8 @@ def fresh_processes() -> Any:
 
 
 def _begin(target: tuple[str, int, int]) -> None:
-    end_with_parent()  # a killed command must not leave processes that go on compiling
+    if sys.platform == "linux":  # a killed command must not leave processes that go on compiling
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # of a kernel that does not compile Triton prints all it knows
     driver.set_active(NoDriver(target))
     torch.set_num_threads(1)

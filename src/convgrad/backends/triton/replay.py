@@ -8,8 +8,10 @@ does more than launch kernels on such memory is not replayed but run again.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -168,11 +170,27 @@ def constant_tensor(made: dict[Any, Any], device: Any, make: Callable[[], Any]) 
     return found
 
 
+def compile_at_once(calls: list[Callable[[], None]], device: int) -> None:
+    """Compile what some calls launch, in a thread for each; errors are left to the calls themselves."""
+    def compile_only(call: Callable[[], None]) -> None:
+        current.only_compile = True
+        with contextlib.suppress(Exception), torch.cuda.device(device):
+            call()
+
+    threads = [threading.Thread(target=compile_only, args=(call,)) for call in calls]
+    with warnings.catch_warnings():  # Triton changes the filters while it compiles, in every thread the same ones
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
 class Recorded:
     """A runner, recorded for each set of strides and alignments on CUDA tensors."""
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, run: Run, parts: Callable[..., list[Callable[[], None]]] | None = None) -> None:
+        """`parts` gives the calls that `run` makes one after the other, where it does no more than that."""
+        self.run, self.parts = run, parts
         self.recordings: dict[Any, Recording | None] = {}
 
     def __call__(self, operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any = None) -> None:
@@ -182,7 +200,7 @@ class Recorded:
             recording.begin_part()
             self.run(operands, results, workspace)
             return
-        if device < 0 or not results[0].is_cuda:
+        if device < 0 or not results[0].is_cuda or getattr(current, "only_compile", False):
             self.run(operands, results, workspace)
             return
         if torch._C._cuda_getDevice() != device:
@@ -203,6 +221,8 @@ class Recorded:
         elif key in self.recordings:
             self.run(operands, results, workspace)
         else:
+            if self.parts is not None:
+                compile_at_once(self.parts(operands, results, workspace), device)
             self.record(key, tensors, lambda: self.run(operands, results, workspace))
 
     def record(self, key: Any, tensors: tuple[Any, ...], call: Callable[[], None]) -> None:
