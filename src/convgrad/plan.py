@@ -112,7 +112,8 @@ def _compose(problem: Problem, backend: str | None, max_workspace_bytes: int | N
         with contextlib.suppress(Unsupported):  # the bias gradient rides along where a backend can do that
             parts[1:] = [plan(problem.with_(wrt="weight+bias"), backend=backend,
                               max_workspace_bytes=max_workspace_bytes, num_threads=num_threads)]
-    picks = [[problem.operands.index(name) for name in part.problem.operands] for part in parts]
+    names = (*problem.operands, *problem.scales)
+    picks = [[names.index(name) for name in (*part.problem.operands, *part.problem.scales)] for part in parts]
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any = None) -> None:
         first = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from ...problem import Plan, Problem, Unsupported
+from ...scaled import scaled_plan
 
 
 def plan(problem: Problem, *, max_workspace_bytes: int | None = None, num_threads: int | None = None) -> Plan:
@@ -14,4 +15,8 @@ def plan(problem: Problem, *, max_workspace_bytes: int | None = None, num_thread
         raise Unsupported("the arrays are in CPU memory; Triton runs on CUDA tensors (TRITON_INTERPRET=1 tests on CPU)")
     from .plans import make_plan
 
+    if problem.scaled:
+        from .scaled_sums import TritonSums
+
+        return scaled_plan(problem, make_plan, TritonSums(problem), max_workspace_bytes)
     return make_plan(problem, max_workspace_bytes)
