@@ -76,7 +76,7 @@ def conv(input: Any, weight: Any, *, stride: Ints = 1, padding: Padding = 0, dil
     array([[[3., 6., 9.]]])
     """
     options = Options(layout, weight_layout, compute, dtype, out_dtype, backend, num_threads, max_workspace_bytes,
-                      scales is not None)
+                      scales is not None or None)
     arrays = {"input": input, "weight": weight}
     kind, key = call_key("output", arrays, (stride, padding, dilation, groups), options)
     call = prepared_calls.get(key)
@@ -115,7 +115,7 @@ def input_grad(grad_output: Any, weight: Any, input_size: Ints, *, stride: Ints 
     array([[[1., 2., 3., 2., 1.]]])
     """
     options = Options(layout, weight_layout, compute, dtype, out_dtype, backend, num_threads, max_workspace_bytes,
-                      scales is not None)
+                      scales is not None or None)
     arrays = {"grad_output": grad_output, "weight": weight}
     kind, key = call_key("input", arrays, (stride, padding, dilation, groups, input_size), options)
     call = prepared_calls.get(key)
@@ -154,7 +154,7 @@ def weight_grad(grad_output: Any, input: Any, kernel_size: Ints, *, stride: Ints
     array([[[3., 6., 9.]]])
     """
     options = Options(layout, weight_layout, compute, dtype, out_dtype, backend, num_threads, max_workspace_bytes,
-                      scales is not None)
+                      scales is not None or None)
     arrays = {"grad_output": grad_output, "input": input}
     kind, key = call_key("weight", arrays, (stride, padding, dilation, groups, kernel_size), options)
     call = prepared_calls.get(key)
@@ -185,7 +185,7 @@ def bias_grad(grad_output: Any, *, layout: str | None = None, dtype: str | None 
     array([8., 8., 8.])
     """
     options = Options(layout, None, None, dtype, out_dtype, backend, num_threads, max_workspace_bytes,
-                      scales is not None)
+                      scales is not None or None)
     call, arrays = bias_call(grad_output, options)
     given = checked_scales(scales, "grad_output, bias_grad", call.kind, grad_output)
     return ready(call, arrays, {"out": out}, workspace, scales=given)()[0]
@@ -225,7 +225,7 @@ def conv_backward(grad_output: Any, input: Any, weight: Any, *, stride: Ints = 1
     [[[[1.0, 2.0, 2.0, 1.0]]], [[[2.0, 2.0, 2.0]]], [2.0]]
     """
     options = Options(layout, weight_layout, compute, dtype, out_dtype, backend, num_threads, max_workspace_bytes,
-                      scales is not None)
+                      scales is not None or None)
     mask, outs = checked_mask(output_mask, out)
     wrt = "+".join(name for name, wanted in zip(("input", "weight", "bias"), mask) if wanted)
     arrays = {"grad_output": grad_output, "input": input, "weight": weight}
@@ -272,7 +272,7 @@ def conv_transpose(input: Any, weight: Any, *, stride: Ints = 1, padding: Paddin
     array([[[1., 1., 1., 1.]]])
     """
     options = Options(layout, exchanged(weight_layout), compute, dtype, out_dtype, backend, num_threads,
-                      max_workspace_bytes, scales is not None)
+                      max_workspace_bytes, scales is not None or None)
     arrays = {"grad_output": input, "weight": weight}
     names = {"grad_output": "input", "input_grad": "output"}
     kind, key = call_key("transpose", arrays, (stride, padding, dilation, groups, output_padding), options, names)
@@ -317,7 +317,7 @@ def conv_transpose_backward(grad_output: Any, input: Any, weight: Any, *, stride
     [[[[2.0, 2.0]]], [[[2.0, 2.0]]], [4.0]]
     """
     options = Options(layout, exchanged(weight_layout), compute, dtype, out_dtype, backend, num_threads,
-                      max_workspace_bytes, scales is not None)
+                      max_workspace_bytes, scales is not None or None)
     mask, outs = checked_mask(output_mask, out)
     # The same trilinear form with x and dy exchanged: grad_output is the convolution's input, input its gradient.
     arrays = {"grad_output": input, "input": grad_output, "weight": weight}
@@ -342,7 +342,7 @@ def conv_transpose_backward(grad_output: Any, input: Any, weight: Any, *, stride
             taken = {**taken, label: outs[label]} if outs[label] is not None else taken
     if mask[2]:
         bias = Options(layout, None, None, dtype, out_dtype, backend, num_threads, max_workspace_bytes,
-                       scales is not None)
+                       scales is not None or None)
         call, read = bias_call(grad_output, bias)
         given = checked_scales(scales, ALL_TENSORS, call.kind, grad_output)
         runs.append(ready(call, read, {OUT_LABELS[2]: outs[OUT_LABELS[2]]}, workspace, taken=taken, scales=given))

@@ -29,7 +29,7 @@ class Options(NamedTuple):
     backend: str | None = None
     num_threads: int | None = None
     max_workspace_bytes: int | None = None
-    scaled: bool = False  # their values are no part of a plan
+    scaled: bool | None = None  # True: which values the scales have is no part of a plan
 
 
 class Call(NamedTuple):
@@ -236,7 +236,7 @@ def prepare(key: Any, kind: Kind, wrt: str, geometry: Conv, arrays: dict[str, An
                             f"{names.get(name, name)} is {found}")
     device, memory_order = kind.home(arrays)
     problem = Problem(geometry, wrt, first, options.out_dtype or "", options.compute or "",
-                      options.layout or memory_order or "", options.weight_layout or "", device, options.scaled)
+                      options.layout or memory_order or "", options.weight_layout or "", device, bool(options.scaled))
     chosen = plan(problem, backend=options.backend, max_workspace_bytes=options.max_workspace_bytes,
                   num_threads=options.num_threads)
     axes = geometry.axes
