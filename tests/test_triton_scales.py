@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import oracle
 import pytest
 from triton_here import needs_gpu, needs_triton, torch
 
 import convgrad
-from convgrad import Problem
-from convgrad.backends.triton.scaled_sums import factors_on, merged_axes
+from convgrad import Problem, plan
+from convgrad.backends.triton.scaled_plans import factors_on, merged_axes
 from convgrad.numbers import encode
 from convgrad.verify import check_problem, real_operands
 
@@ -22,6 +23,15 @@ LAYERS = [
     "input_grad bf16>e4m3 n2 c64 k64 i28x28 w7x7 p3x3 g64 NHWC OHWI",
     "weight_grad+bias_grad e4m3>bf16 n2 c64 k64 i28x28 w3x3 p1x1 g64 NHWC OHWI",
     "bias_grad hif8 n8 c8 k64 i28x28 w1x1",
+]
+# What box lines multiply and round where they store: sums in parts, phases, rows of any length, groups, FP8 results.
+MULTIPLIED = [
+    "input_grad e4m3 n1 c512 k512 i7x7 w3x3 p1x1 fp8 NHWC OHWI",
+    "input_grad e5m2 n4 c64 k64 i28x28 w3x3 s2x2 p1x1 NHWC OHWI",
+    "conv e5m2>bf16 n4 c64 k64 i28x28 w3x3 s2x2 p1x1 NHWC OHWI",
+    "input_grad e4m3 n4 c200 k64 i14x14 w3x3 p1x1 NHWC OHWI",
+    "input_grad bf16>e5m2 n4 c64 k64 i14x14 w3x3 p1x1 g2 NHWC OHWI",
+    "conv e5m2>f32 n40 c256 k256 i14x14 w3x3 p1x1 NHWC OHWI",
 ]
 
 
@@ -83,6 +93,17 @@ def test_a_scale_of_its_own_for_each_step_of_two_tensors() -> None:
 def test_layers(text: str) -> None:
     wrong = check_problem(Problem.parse(text).with_(device="cuda", scaled=True))
     assert wrong is None, str(wrong)
+
+
+@needs_gpu
+@pytest.mark.parametrize("scaled", ["", " scaled"])
+@pytest.mark.parametrize("text", MULTIPLIED)
+def test_box_lines_multiply_and_round(text: str, scaled: str) -> None:
+    problem = Problem.parse(text + " cuda" + scaled)
+    assert plan(problem).kernel.startswith("box_lines") and "+" not in plan(problem).kernel
+    assert oracle.check_exact(problem, "triton", thin=False)
+    assert oracle.check_bound(problem, "triton")
+    assert oracle.check_nonfinite(problem, "triton")
 
 
 @needs_gpu

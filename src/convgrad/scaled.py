@@ -99,6 +99,7 @@ def parts_of(plain: Problem, plan_sums: PlanSums, most_bytes: int, max_workspace
     limit = most_bytes if max_workspace_bytes is None else min(most_bytes, max_workspace_bytes // 2)
     by_images = plain.wrt in ("output", "input")
     most = max(1, min(batch, limit // max(1, sums_bytes(of_images(plain, 1))))) if by_images else batch
+    most = -(-batch // -(-batch // most)) if batch else batch  # pieces of about one size
     refusal = Unsupported("")
     for images in (most, 1) if by_images and most > 1 else (most,):
         held = sums_bytes(of_images(plain, min(images, batch)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from ...problem import Plan, Problem, Unsupported
-from ...scaled import scaled_plan
 
 
 def plan(problem: Problem, *, max_workspace_bytes: int | None = None, num_threads: int | None = None) -> Plan:
@@ -16,7 +15,7 @@ def plan(problem: Problem, *, max_workspace_bytes: int | None = None, num_thread
     from .plans import make_plan
 
     if problem.scaled:
-        from .scaled_sums import TritonSums
+        from .scaled_plans import make_scaled_plan
 
-        return scaled_plan(problem, make_plan, TritonSums(problem), max_workspace_bytes)
+        return make_scaled_plan(problem, max_workspace_bytes)
     return make_plan(problem, max_workspace_bytes)

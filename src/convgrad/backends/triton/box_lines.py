@@ -24,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .box_places import any_nan, next_slot, result_columns, result_rows, rows_of_tap, slot_of, source_of, work_of
 from .fp8_products import add_narrow, decoded, halves
 from .line_places import wrapped
+from .stored import as_stored
 
 
 @gluon.jit
@@ -104,7 +105,7 @@ def masked_tile(pointers, is_part, parts_at, work, extents, source_extents, sour
 
     A zero of the padding may have met an infinite weight.
     """
-    source, weight, result, parts = pointers
+    source, weight, result, parts, scales = pointers
     K, T, D, _P, G, INPUT = GEOMETRY
     BOX: gl.constexpr = SHAPE[0]
     BN: gl.constexpr = SHAPE[1]
@@ -171,7 +172,7 @@ def masked_tile(pointers, is_part, parts_at, work, extents, source_extents, sour
                 gl.store(parts + at_row[:, None] + at_column[None, :], total, mask=to_part)
                 to_result = to_result & (is_part == 0)
             at = result + where[:, None] + (beside * result_steps[4])[None, :]
-            gl.store(at, total.to(result.dtype.element_ty), mask=to_result)
+            gl.store(at, as_stored(total, result, scales), mask=to_result)
 
 
 @gluon.jit
@@ -187,7 +188,7 @@ def chunks_of(value, CHUNK: gl.constexpr):
 
 
 @gluon.jit
-def store_tile(acc, out_slots, result_box, result, place, extents, result_steps, SHAPE: gl.constexpr,
+def store_tile(acc, out_slots, result_box, pointers, place, extents, result_steps, SHAPE: gl.constexpr,
                STRIDE: gl.constexpr, ROWS: gl.constexpr, INPUT: gl.constexpr, PATCH: gl.constexpr, COL: gl.constexpr,
                HALF: gl.constexpr, BESIDE: gl.constexpr, OS: gl.constexpr, CHUNK: gl.constexpr,
                STORE: gl.constexpr):
@@ -197,11 +198,12 @@ def store_tile(acc, out_slots, result_box, result, place, extents, result_steps,
     in memory, a thread a row and a warp 32 of them. BESIDE: how far the second half's box lies from the first one's.
     """
     column, start, group, axis0, axis1, axis2 = place
+    _source, _weight, result, _parts, scales = pointers
     HM: gl.constexpr = acc.shape[0]
     PER: gl.constexpr = 128 // result.dtype.element_ty.primitive_bitwidth  # elements a thread stores at once
     flat: gl.constexpr = gl.BlockedLayout([1, PER], [32, 1], [4, 1], [1, 0]) if STORE == "columns" else \
         gl.BlockedLayout([1, PER], [32 * PER // CHUNK, CHUNK // PER], [4, 1], [1, 0])
-    chunks = chunks_of(acc.to(result.dtype.element_ty), CHUNK)
+    chunks = chunks_of(as_stored(acc, result, scales), CHUNK)
     for i in gl.static_range(len(chunks)):
         out = out_slots.index(HALF * OS + i % OS)
         if STORE == "box":
@@ -321,11 +323,11 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
                         result_steps, GEOMETRY, SHAPE, STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, PARTS, HALF * HM,
                         HALF * HM + HM, CB)
         elif PARTS == 1:
-            store_tile(acc, out_slots, result_box, pointers[2], place, extents, result_steps, SHAPE, STRIDE, ROWS,
+            store_tile(acc, out_slots, result_box, pointers, place, extents, result_steps, SHAPE, STRIDE, ROWS,
                        INPUT, PATCH, COL, HALF, BESIDE, OS, CHUNK, STORE)
         else:
             if item < whole:
-                store_tile(acc, out_slots, result_box, pointers[2], place, extents, result_steps, SHAPE, STRIDE, ROWS,
+                store_tile(acc, out_slots, result_box, pointers, place, extents, result_steps, SHAPE, STRIDE, ROWS,
                            INPUT, PATCH, COL, HALF, BESIDE, OS, CHUNK, STORE)
             else:
                 at_row = parts_at + (HALF * HM + gl.arange(0, HM, layout=gl.SliceLayout(1, layout))) * BN
@@ -337,7 +339,7 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
 
 @gluon.jit
 def box_lines_kernel(
-        source_box, weight_box, result_box, source, weight, result, parts,
+        source_box, weight_box, result_box, source, weight, result, parts, first, second, own,
         items, whole, N, S0, S1, S2, R0, R1, R2, boxes_n, boxes_0, boxes_1, boxes_2, turn,
         s_n, s_0, s_1, s_2, w_o, w_i, w_0, w_1, w_2, rn, r0, r1, r2, rc,
         RALIGN: gl.constexpr,
@@ -360,6 +362,7 @@ def box_lines_kernel(
     FP8 numbers of the source meet a copy of the weight (`weight_box`): 16-bit numbers, or, for products in FP8, rows of
     the channels summed over; `weight` is as it was given.
     Tiles from `whole` on are summed in PARTS parts, which go to `parts` and are added by `add_box_parts_kernel`.
+    `first`, `second` and `own` are the scales of a scaled problem (see stored.py), None otherwise.
     """
     ROWS: gl.constexpr = PN * B0 * B1 * B2
     BESIDE: gl.constexpr = (HN, H0, H1, H2)
@@ -404,7 +407,7 @@ def box_lines_kernel(
         gl.thread_barrier()
     counts = (boxes_n, boxes_0, boxes_1, boxes_2, turn)
     barriers = (source_full, source_empty, weight_full, weight_empty)
-    tensors = (source, weight, result, parts)
+    tensors = (source, weight, result, parts, (first, second, own))
     extents = (N, R0, R1, R2)
     source_extents = (S0, S1, S2)
     source_steps = (s_n, s_0, s_1, s_2)
