@@ -57,6 +57,7 @@ def matrix(cells: dict[str, list[str]]) -> str:
         f"- results: {', '.join(f'`{name}`' for name in RESULT_NAMES.values())}; transposed convolutions by the same",
         "- rounding of operands before products (`compute=`):",
         f"  {', '.join(f'`{mode}`' for mode in COMPUTE_MODES)}",
+        "- scales, one per tensor (`scales=`): every result, any format",
         "- layouts: every axis order of activations (`NCHW`, `NHWC`, `TBC`, ...) and of weights (`OIHW`, `HWIO`, ...)",
         f"- arrays: {packages}, and anything with `__dlpack__` or `__cuda_array_interface__`",
     ]

@@ -9,6 +9,7 @@
 
 #include "ceilings.h"
 #include "conv.h"
+#include "scale.h"
 #include "scratch.h"
 #include "threads.h"
 
@@ -148,6 +149,25 @@ BoundPlan make_plan(unsigned wrt, int axes, std::array<int64_t, 4> sizes, std::a
   return BoundPlan(problem, axes);
 }
 
+// result = round(sums * factor): arrays of one shape of up to five axes, types of sums and result.
+void scale_sums(nb::handle sums, nb::handle result, std::array<int, 2> types, double factor, int threads) {
+  const ArrayHead &from = as_array(sums.ptr(), "sums"), &to = as_array(result.ptr(), "result");
+  int64_t extent[5] = {1, 1, 1, 1, 1};
+  Tensor source, target;
+  source.data = from.data;
+  target.data = to.data;
+  bool fits = from.nd == to.nd && to.nd <= 5;
+  for (int axis = 0; fits && axis < to.nd; ++axis) {
+    fits = from.dimensions[axis] == to.dimensions[axis];
+    extent[axis] = to.dimensions[axis];
+    source.stride[axis] = from.strides[axis];
+    target.stride[axis] = to.strides[axis];
+  }
+  if (!fits) throw nb::value_error("sums and result must have one shape of up to five axes");
+  nb::gil_scoped_release released;
+  scale(source, Dtype(types[0]), target, Dtype(types[1]), extent, factor, current_isa(), std::min(threads, max_threads));
+}
+
 }  // namespace
 }  // namespace convgrad
 
@@ -161,6 +181,7 @@ NB_MODULE(_native, module) {
       .def_prop_ro("workspace_bytes", &BoundPlan::workspace_bytes)
       .def_prop_ro("notes", &BoundPlan::notes);
   module.def("plan", &make_plan);
+  module.def("scale", &scale_sums);
   module.def("isa", [] { return std::string(current_isa().name); });
   module.def("isa_available", [](const std::string& name) { return find_isa(name.c_str()) != nullptr; });
   module.def("set_num_threads", &set_threads);

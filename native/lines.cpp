@@ -363,19 +363,20 @@ void decode_line64(const char* src, int64_t stride, int64_t n, double* dst) {
 
 // Rounds toward the odd neighbour, so that a second rounding to a format of fewer bits gives the single rounding.
 inline float round_to_odd(double d) {
-  float f = float(d);
-  if (double(f) == d || d != d) return f;
-  uint32_t u = bits_as<uint32_t>(f);
-  double magnitude = d < 0 ? -d : d;
-  if (double(bits_as<float>(u & 0x7fffffffu)) > magnitude) --u;
-  return bits_as<float>(u | 1u);
+  const float f = float(d);
+  const double back = f;
+  const uint32_t beyond = __builtin_fabs(back) > __builtin_fabs(d), inexact = back != d;
+  return bits_as<float>((bits_as<uint32_t>(f) - beyond) | inexact);
 }
 
 template <typename Format>
 void encode_line64(const double* src, int64_t n, char* dst, int64_t stride) {
-  for (int64_t i = 0; i < n; ++i) {
-    typename Format::Bits bits = Format::encode(round_to_odd(src[i]));
-    memcpy(dst + i * stride, &bits, sizeof bits);
+  constexpr int64_t length = 256;
+  float odd[length];  // in between, so that both loops are of one width
+  for (int64_t i = 0; i < n; i += length) {
+    const int64_t count = n - i < length ? n - i : length;
+    for (int64_t j = 0; j < count; ++j) odd[j] = round_to_odd(src[i + j]);
+    encode_line<Format>(odd, count, dst + i * stride, stride);
   }
 }
 void encode_line64_f32(const double* src, int64_t n, char* dst, int64_t stride) {

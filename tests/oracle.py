@@ -156,7 +156,7 @@ def run_guarded(problem: Problem | str, backend: str, operands: dict[str, Array]
     workspace = Guarded((chosen.workspace_bytes,), "hifloat8", (0,), "contiguous" if backend == "triton" else "offset")
     before = [array.raw.copy() for array in inputs] + [array.snapshot() for array in outputs]
     guards = workspace.snapshot()
-    execute(chosen, backend, inputs, outputs, workspace)
+    execute(chosen, backend, inputs, [operands[name] for name in problem.scales], outputs, workspace)
     after = [array.raw for array in inputs] + [array.snapshot() for array in outputs]
     names = [*problem.operands, *(f"the {wrt} result" for wrt in problem.results)]
     for name, old, new in zip(names, before, after, strict=True):
@@ -165,10 +165,11 @@ def run_guarded(problem: Problem | str, backend: str, operands: dict[str, Array]
     return tuple(array.view.copy(order="C") for array in outputs)
 
 
-def execute(chosen: Plan, backend: str, inputs: list[Guarded], outputs: list[Guarded], workspace: Guarded) -> None:
+def execute(chosen: Plan, backend: str, inputs: list[Guarded], scales: list[Array], outputs: list[Guarded],
+            workspace: Guarded) -> None:
     """Run the plan on the views themselves, or on tensors with the same bytes and strides for a GPU backend."""
     if backend != "triton":
-        chosen.run(tuple(a.view for a in inputs), tuple(a.view for a in outputs), workspace.view)
+        chosen.run((*(a.view for a in inputs), *map(float, scales)), tuple(a.view for a in outputs), workspace.view)
         return
     import torch
 
@@ -182,7 +183,8 @@ def execute(chosen: Plan, backend: str, inputs: list[Guarded], outputs: list[Gua
             return body.view(dtype).as_strided(array.shape, array.strides)
         raise AssertionError("tensors start at a multiple of their element size")
 
-    chosen.run(tuple(tensor(a) for a in inputs), tuple(tensor(a) for a in outputs), tensor(workspace))
+    chosen.run((*(tensor(a) for a in inputs), *(torch.from_numpy(scale).to(device) for scale in scales)),
+               tuple(tensor(a) for a in outputs), tensor(workspace))
     for array in (*inputs, *outputs, workspace):
         array.raw[...] = bytes_of[id(array)].cpu().numpy()
 
@@ -220,12 +222,12 @@ def check_nonfinite(problem: Problem | str, backend: str, *, seed: int = 0, spot
     problem = as_problem(problem, "reference")
     random = np.random.default_rng(seed)
     operands = integer_operands(problem, seed, thin=False)
-    spoiled = {name: decode(array, problem.dtype) for name, array in operands.items()}
+    spoiled = {name: decode(operands[name], problem.dtype) for name in problem.operands}
     for values in spoiled.values():
         if values.size:
             places = random.choice(values.size, min(spots, values.size), replace=False)
             values.flat[places] = random.choice([np.inf, -np.inf, np.nan], len(places))  # NaN in a format without Inf
-    operands = {name: encode(values, problem.dtype) for name, values in spoiled.items()}
+    operands |= {name: encode(values, problem.dtype) for name, values in spoiled.items()}
     results = run_guarded(problem, backend, operands, **options)
     if results is None:
         return False
@@ -245,7 +247,7 @@ def check_nonfinite(problem: Problem | str, backend: str, *, seed: int = 0, spot
 
 def reach_of(problem: Problem, wrt: str, marked: dict[str, Array]) -> Array:
     """Which elements of a result have a marked operand element among their terms."""
-    single = problem.with_(wrt=wrt, dtype="float64", compute="f64", out_dtype="float64")
+    single = problem.with_(wrt=wrt, dtype="float64", compute="f64", out_dtype="float64", scaled=False)
     reached = np.zeros(problem.conv.shape_of(wrt), bool)
     for marked_name in single.operands:
         counts = {name: (marked[name] if name == marked_name else np.ones_like(marked[name])).astype(np.float64)

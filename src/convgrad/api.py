@@ -11,9 +11,11 @@ from .call import (
     Ints,
     Options,
     Padding,
+    Scales,
     bias_call,
     call_key,
     checked_mask,
+    checked_scales,
     exchanged,
     geometry_of,
     prepare,
@@ -24,11 +26,14 @@ from .call import (
 from .plan import clear_plan_cache, load
 from .problem import checked_int
 
+ALL_TENSORS = "grad_output, input, weight, input_grad, weight_grad, bias_grad"
+
 
 def conv(input: Any, weight: Any, *, stride: Ints = 1, padding: Padding = 0, dilation: Ints = 1, groups: int = 1,
          layout: str | None = None, weight_layout: str | None = None, compute: str | None = None,
-         dtype: str | None = None, out: Any = None, out_dtype: str | None = None, workspace: Any = None,
-         max_workspace_bytes: int | None = None, backend: str | None = None, num_threads: int | None = None) -> Any:
+         dtype: str | None = None, out: Any = None, out_dtype: str | None = None, scales: Scales | None = None,
+         workspace: Any = None, max_workspace_bytes: int | None = None, backend: str | None = None,
+         num_threads: int | None = None) -> Any:
     """Convolution (cross-correlation, as in every deep-learning library) of `input` with `weight`.
 
     Parameters
@@ -49,6 +54,10 @@ def conv(input: Any, weight: Any, *, stride: Ints = 1, padding: Padding = 0, dil
         Receives the result.
     out_dtype : str, optional
         Number format of the result; the default is the operands' (float32 for 8-bit operands).
+    scales : dict, optional
+        Scale of each tensor that has one, by its name ("input", "weight", "output"): what it stands for is what is
+        stored times the scale (docs/contract.md). A number, or a float32 array of one element, which on a GPU is read
+        when the result is computed.
     workspace, max_workspace_bytes : optional
         Scratch memory of the caller (1-D uint8), and a limit for the plan's.
     backend : str, optional
@@ -67,21 +76,23 @@ def conv(input: Any, weight: Any, *, stride: Ints = 1, padding: Padding = 0, dil
     >>> convgrad.conv(x, np.ones((1, 1, 3)), backend="reference")
     array([[[3., 6., 9.]]])
     """
-    options = Options(layout, weight_layout, compute, dtype, out_dtype, backend, num_threads, max_workspace_bytes)
+    options = Options(layout, weight_layout, compute, dtype, out_dtype, backend, num_threads, max_workspace_bytes,
+                      scales is not None or None)
     arrays = {"input": input, "weight": weight}
     kind, key = call_key("output", arrays, (stride, padding, dilation, groups), options)
     call = prepared_calls.get(key)
     if call is None:
         geometry = geometry_of(arrays, options, stride, padding, dilation, groups)
         call = prepare(key, kind, "output", geometry, arrays, options)
-    return ready(call, arrays, {"out": out}, workspace)()[0]
+    given = checked_scales(scales, "input, weight, output", call.kind, input)
+    return ready(call, arrays, {"out": out}, workspace, scales=given)()[0]
 
 
 def input_grad(grad_output: Any, weight: Any, input_size: Ints, *, stride: Ints = 1, padding: Padding = 0,
                dilation: Ints = 1, groups: int = 1, layout: str | None = None, weight_layout: str | None = None,
                compute: str | None = None, dtype: str | None = None, out: Any = None, out_dtype: str | None = None,
-               workspace: Any = None, max_workspace_bytes: int | None = None, backend: str | None = None,
-               num_threads: int | None = None) -> Any:
+               scales: Scales | None = None, workspace: Any = None, max_workspace_bytes: int | None = None,
+               backend: str | None = None, num_threads: int | None = None) -> Any:
     """Gradient of a convolution with respect to its input.
 
     Parameters
@@ -91,7 +102,7 @@ def input_grad(grad_output: Any, weight: Any, input_size: Ints, *, stride: Ints 
     input_size : int or one int per spatial axis
         Spatial size of the input; strided convolutions do not determine it.
 
-    The other parameters are those of `conv`.
+    The other parameters are those of `conv`; `scales` names "grad_output", "weight", "input_grad".
 
     Returns
     -------
@@ -104,21 +115,23 @@ def input_grad(grad_output: Any, weight: Any, input_size: Ints, *, stride: Ints 
     >>> convgrad.input_grad(np.ones((1, 1, 3)), np.ones((1, 1, 3)), 5, backend="reference")
     array([[[1., 2., 3., 2., 1.]]])
     """
-    options = Options(layout, weight_layout, compute, dtype, out_dtype, backend, num_threads, max_workspace_bytes)
+    options = Options(layout, weight_layout, compute, dtype, out_dtype, backend, num_threads, max_workspace_bytes,
+                      scales is not None or None)
     arrays = {"grad_output": grad_output, "weight": weight}
     kind, key = call_key("input", arrays, (stride, padding, dilation, groups, input_size), options)
     call = prepared_calls.get(key)
     if call is None:
         geometry = geometry_of(arrays, options, stride, padding, dilation, groups, input_size=input_size)
         call = prepare(key, kind, "input", geometry, arrays, options)
-    return ready(call, arrays, {"out": out}, workspace)()[0]
+    given = checked_scales(scales, "grad_output, weight, input_grad", call.kind, grad_output)
+    return ready(call, arrays, {"out": out}, workspace, scales=given)()[0]
 
 
 def weight_grad(grad_output: Any, input: Any, kernel_size: Ints, *, stride: Ints = 1, padding: Padding = 0,
                 dilation: Ints = 1, groups: int = 1, layout: str | None = None, weight_layout: str | None = None,
                 compute: str | None = None, dtype: str | None = None, out: Any = None, out_dtype: str | None = None,
-                workspace: Any = None, max_workspace_bytes: int | None = None, backend: str | None = None,
-                num_threads: int | None = None) -> Any:
+                scales: Scales | None = None, workspace: Any = None, max_workspace_bytes: int | None = None,
+                backend: str | None = None, num_threads: int | None = None) -> Any:
     """Gradient of a convolution with respect to its weight.
 
     Parameters
@@ -128,7 +141,7 @@ def weight_grad(grad_output: Any, input: Any, kernel_size: Ints, *, stride: Ints
     kernel_size : int or one int per spatial axis
         Spatial size of the weight.
 
-    The other parameters are those of `conv`.
+    The other parameters are those of `conv`; `scales` names "grad_output", "input", "weight_grad".
 
     Returns
     -------
@@ -141,22 +154,25 @@ def weight_grad(grad_output: Any, input: Any, kernel_size: Ints, *, stride: Ints
     >>> convgrad.weight_grad(np.ones((1, 1, 3)), np.arange(5.0).reshape(1, 1, 5), 3, backend="reference")
     array([[[3., 6., 9.]]])
     """
-    options = Options(layout, weight_layout, compute, dtype, out_dtype, backend, num_threads, max_workspace_bytes)
+    options = Options(layout, weight_layout, compute, dtype, out_dtype, backend, num_threads, max_workspace_bytes,
+                      scales is not None or None)
     arrays = {"grad_output": grad_output, "input": input}
     kind, key = call_key("weight", arrays, (stride, padding, dilation, groups, kernel_size), options)
     call = prepared_calls.get(key)
     if call is None:
         geometry = geometry_of(arrays, options, stride, padding, dilation, groups, kernel_size=kernel_size)
         call = prepare(key, kind, "weight", geometry, arrays, options)
-    return ready(call, arrays, {"out": out}, workspace)()[0]
+    given = checked_scales(scales, "grad_output, input, weight_grad", call.kind, grad_output)
+    return ready(call, arrays, {"out": out}, workspace, scales=given)()[0]
 
 
 def bias_grad(grad_output: Any, *, layout: str | None = None, dtype: str | None = None, out: Any = None,
-              out_dtype: str | None = None, workspace: Any = None, max_workspace_bytes: int | None = None,
-              backend: str | None = None, num_threads: int | None = None) -> Any:
+              out_dtype: str | None = None, scales: Scales | None = None, workspace: Any = None,
+              max_workspace_bytes: int | None = None, backend: str | None = None,
+              num_threads: int | None = None) -> Any:
     """Gradient of a convolution with respect to its bias: the sum of `grad_output` over batch and space.
 
-    The parameters are those of `conv`.
+    The parameters are those of `conv`; `scales` names "grad_output", "bias_grad".
 
     Returns
     -------
@@ -169,17 +185,20 @@ def bias_grad(grad_output: Any, *, layout: str | None = None, dtype: str | None 
     >>> convgrad.bias_grad(np.ones((2, 3, 4)), backend="reference")
     array([8., 8., 8.])
     """
-    options = Options(layout, None, None, dtype, out_dtype, backend, num_threads, max_workspace_bytes)
+    options = Options(layout, None, None, dtype, out_dtype, backend, num_threads, max_workspace_bytes,
+                      scales is not None or None)
     call, arrays = bias_call(grad_output, options)
-    return ready(call, arrays, {"out": out}, workspace)()[0]
+    given = checked_scales(scales, "grad_output, bias_grad", call.kind, grad_output)
+    return ready(call, arrays, {"out": out}, workspace, scales=given)()[0]
 
 
 def conv_backward(grad_output: Any, input: Any, weight: Any, *, stride: Ints = 1, padding: Padding = 0,
                   dilation: Ints = 1, groups: int = 1, layout: str | None = None, weight_layout: str | None = None,
                   compute: str | None = None, dtype: str | None = None,
                   output_mask: Sequence[bool] = ALL_THREE, out: Sequence[Any] | None = None,
-                  out_dtype: str | None = None, workspace: Any = None, max_workspace_bytes: int | None = None,
-                  backend: str | None = None, num_threads: int | None = None) -> tuple[Any, Any, Any]:
+                  out_dtype: str | None = None, scales: Scales | None = None, workspace: Any = None,
+                  max_workspace_bytes: int | None = None, backend: str | None = None,
+                  num_threads: int | None = None) -> tuple[Any, Any, Any]:
     """All gradients of a convolution in one call.
 
     Parameters
@@ -191,7 +210,8 @@ def conv_backward(grad_output: Any, input: Any, weight: Any, *, stride: Ints = 1
     out : three arrays or None, optional
         Receive the results.
 
-    The other parameters are those of `conv`.
+    The other parameters are those of `conv`; `scales` names "grad_output", "input", "weight", "input_grad",
+    "weight_grad", "bias_grad".
 
     Returns
     -------
@@ -205,7 +225,8 @@ def conv_backward(grad_output: Any, input: Any, weight: Any, *, stride: Ints = 1
     >>> [g.tolist() for g in convgrad.conv_backward(dy, x, w, backend="reference")]
     [[[[1.0, 2.0, 2.0, 1.0]]], [[[2.0, 2.0, 2.0]]], [2.0]]
     """
-    options = Options(layout, weight_layout, compute, dtype, out_dtype, backend, num_threads, max_workspace_bytes)
+    options = Options(layout, weight_layout, compute, dtype, out_dtype, backend, num_threads, max_workspace_bytes,
+                      scales is not None or None)
     mask, outs = checked_mask(output_mask, out)
     wrt = "input+weight+bias" if mask is ALL_THREE else \
         "+".join(name for name, wanted in zip(("input", "weight", "bias"), mask) if wanted)
@@ -217,11 +238,12 @@ def conv_backward(grad_output: Any, input: Any, weight: Any, *, stride: Ints = 1
         if not wrt:
             return (None, None, None)
         call = prepare(key, kind, wrt, geometry, arrays, options)
+    given = checked_scales(scales, ALL_TENSORS, kind, grad_output)
     if mask is ALL_THREE:
-        dx, dw, db = ready(call, arrays, outs, workspace)()
+        dx, dw, db = ready(call, arrays, outs, workspace, scales=given)()
         return dx, dw, db
     needed = {name: arrays[name] for name in call.plan.problem.operands}
-    results = iter(ready(call, needed, outs, workspace)())
+    results = iter(ready(call, needed, outs, workspace, scales=given)())
     dx, dw, db = (next(results) if wanted else None for wanted in mask)
     return dx, dw, db
 
@@ -229,8 +251,8 @@ def conv_backward(grad_output: Any, input: Any, weight: Any, *, stride: Ints = 1
 def conv_transpose(input: Any, weight: Any, *, stride: Ints = 1, padding: Padding = 0, output_padding: Ints = 0,
                    dilation: Ints = 1, groups: int = 1, layout: str | None = None, weight_layout: str | None = None,
                    compute: str | None = None, dtype: str | None = None, out: Any = None, out_dtype: str | None = None,
-                   workspace: Any = None, max_workspace_bytes: int | None = None, backend: str | None = None,
-                   num_threads: int | None = None) -> Any:
+                   scales: Scales | None = None, workspace: Any = None, max_workspace_bytes: int | None = None,
+                   backend: str | None = None, num_threads: int | None = None) -> Any:
     """Transposed convolution: `input` (N, C, spatial), `weight` (C, K/groups, spatial) as in PyTorch.
 
     Parameters
@@ -255,22 +277,23 @@ def conv_transpose(input: Any, weight: Any, *, stride: Ints = 1, padding: Paddin
     array([[[1., 1., 1., 1.]]])
     """
     options = Options(layout, exchanged(weight_layout), compute, dtype, out_dtype, backend, num_threads,
-                      max_workspace_bytes)
+                      max_workspace_bytes, scales is not None or None)
     arrays = {"grad_output": input, "weight": weight}
-    names = {"grad_output": "input"}
+    names = {"grad_output": "input", "input_grad": "output"}
     kind, key = call_key("transpose", arrays, (stride, padding, dilation, groups, output_padding), options, names)
     call = prepared_calls.get(key)
     if call is None:
         geometry = transposed_geometry(arrays, options, stride, padding, dilation, groups, output_padding)
         call = prepare(key, kind, "input", geometry, arrays, options, names)
-    return ready(call, arrays, {"out": out}, workspace, names)()[0]
+    given = checked_scales(scales, "input, weight, output", kind, input)
+    return ready(call, arrays, {"out": out}, workspace, names, scales=given)()[0]
 
 
 def conv_transpose_backward(grad_output: Any, input: Any, weight: Any, *, stride: Ints = 1, padding: Padding = 0,
                             output_padding: Ints = 0, dilation: Ints = 1, groups: int = 1, layout: str | None = None,
                             weight_layout: str | None = None, compute: str | None = None, dtype: str | None = None,
                             output_mask: Sequence[bool] = ALL_THREE, out: Sequence[Any] | None = None,
-                            out_dtype: str | None = None, workspace: Any = None,
+                            out_dtype: str | None = None, scales: Scales | None = None, workspace: Any = None,
                             max_workspace_bytes: int | None = None, backend: str | None = None,
                             num_threads: int | None = None) -> tuple[Any, Any, Any]:
     """All gradients of a transposed convolution.
@@ -299,11 +322,11 @@ def conv_transpose_backward(grad_output: Any, input: Any, weight: Any, *, stride
     [[[[2.0, 2.0]]], [[[2.0, 2.0]]], [4.0]]
     """
     options = Options(layout, exchanged(weight_layout), compute, dtype, out_dtype, backend, num_threads,
-                      max_workspace_bytes)
+                      max_workspace_bytes, scales is not None or None)
     mask, outs = checked_mask(output_mask, out)
     # The same trilinear form with x and dy exchanged: grad_output is the convolution's input, input its gradient.
     arrays = {"grad_output": input, "input": grad_output, "weight": weight}
-    names = {"grad_output": "input", "input": "grad_output"}
+    names = {"grad_output": "input", "input": "grad_output", "output": "input_grad"}
     needed = {"input": mask[1], "grad_output": any(mask), "weight": mask[0]}
     taken = {name: array for name, array in (("input", input), ("grad_output", grad_output), ("weight", weight))
              if needed[name]}
@@ -319,12 +342,15 @@ def conv_transpose_backward(grad_output: Any, input: Any, weight: Any, *, stride
             call = prepare(key, kind, wrt, geometry, arrays, options, names) if wanted else None
         if call is not None and wanted:
             read = {name: arrays[name] for name in call.plan.problem.operands}
-            runs.append(ready(call, read, {label: outs[label]}, workspace, names, taken))
+            given = checked_scales(scales, ALL_TENSORS, kind, grad_output)
+            runs.append(ready(call, read, {label: outs[label]}, workspace, names, taken, given))
             taken = {**taken, label: outs[label]} if outs[label] is not None else taken
     if mask[2]:
-        bias = Options(layout, None, None, dtype, out_dtype, backend, num_threads, max_workspace_bytes)
+        bias = Options(layout, None, None, dtype, out_dtype, backend, num_threads, max_workspace_bytes,
+                       scales is not None or None)
         call, read = bias_call(grad_output, bias)
-        runs.append(ready(call, read, {OUT_LABELS[2]: outs[OUT_LABELS[2]]}, workspace, taken=taken))
+        given = checked_scales(scales, ALL_TENSORS, call.kind, grad_output)
+        runs.append(ready(call, read, {OUT_LABELS[2]: outs[OUT_LABELS[2]]}, workspace, taken=taken, scales=given))
     # Everything is checked; only now is anything written.
     results = iter([run()[0] for run in runs])
     dx, dw, db = (next(results) if wanted else None for wanted in mask)

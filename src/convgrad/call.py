@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 from .frontends import Again, Kind, kind_of
 from .plan import plan
 from .problem import SPATIAL_LETTERS, Conv, Plan, Problem, axis_order, checked_int, checked_ints, checked_padding
 
+Scales = Mapping[str, Any]
 Ints = int | Sequence[int]
 Padding = int | str | Sequence[int] | Sequence[tuple[int, int]]
 
@@ -26,6 +30,7 @@ class Options(NamedTuple):
     backend: str | None = None
     num_threads: int | None = None
     max_workspace_bytes: int | None = None
+    scaled: bool | None = None  # True: which values the scales have is no part of a plan
 
 
 @dataclass(slots=True)
@@ -243,7 +248,7 @@ def prepare(key: Any, kind: Kind, wrt: str, geometry: Conv, arrays: dict[str, An
                             f"{names.get(name, name)} is {found}")
     device, memory_order = kind.home(arrays)
     problem = Problem(geometry, wrt, first, options.out_dtype or "", options.compute or "",
-                      options.layout or memory_order or "", options.weight_layout or "", device)
+                      options.layout or memory_order or "", options.weight_layout or "", device, bool(options.scaled))
     chosen = plan(problem, backend=options.backend, max_workspace_bytes=options.max_workspace_bytes,
                   num_threads=options.num_threads)
     axes = geometry.axes
@@ -263,27 +268,69 @@ def prepare(key: Any, kind: Kind, wrt: str, geometry: Conv, arrays: dict[str, An
     return call
 
 
+def checked_scales(scales: Scales | None, tensors: str, kind: Kind, like: Any) -> dict[str, Any]:
+    """The scale of every named tensor: a float, 1.0 where none is given, or an array that only a GPU can read."""
+    if scales is None:
+        return NOTHING
+    names = tensors.split(", ")
+    if not isinstance(scales, Mapping):
+        raise TypeError(f"scales must be a dict of numbers by tensor ({tensors}), got {scales!r}")
+    for name in scales:
+        if name not in names:
+            raise ValueError(f"scales[{name!r}]: the tensors of this call are {tensors}")
+    return {name: _checked_scale(scales[name], f"scales[{name!r}]", kind, like) if name in scales else 1.0
+            for name in names}
+
+
+def _checked_scale(scale: Any, name: str, kind: Kind, like: Any) -> Any:
+    rule = f"{name} must be a number, or a float32 array of one element where the operands are"
+    if isinstance(scale, bool) or not (isinstance(scale, Real) or hasattr(scale, "dtype")):
+        raise TypeError(f"{rule}, got {scale!r}")
+    if not isinstance(scale, Real):
+        if str(scale.dtype).rpartition(".")[2] != "float32" or math.prod(scale.shape) != 1:
+            raise TypeError(f"{rule}, got {scale.dtype} of shape {tuple(scale.shape)}")
+        together = {"the first operand": like, name: scale}
+        kind_of(together, SAME_NAMES)  # one kind
+        kind.home(together)  # one device
+        view = kind.operand(scale, name, None, "float32")
+        if not hasattr(view, "ctypes"):  # on a GPU: reading it would have to wait for what computes it
+            return view
+        scale = view.item()
+    try:
+        (value,) = struct.unpack("f", struct.pack("f", scale))
+    except OverflowError:
+        value = math.inf
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be positive and finite as a float32, got {scale!r}")
+    return value
+
+
 def ready(call: Call, arrays: dict[str, Any], outs: dict[str, Any], workspace: Any,
-          names: dict[str, str] = SAME_NAMES, taken: dict[str, Any] = NOTHING) -> Callable[[], Sequence[Any]]:
+          names: dict[str, str] = SAME_NAMES, taken: dict[str, Any] = NOTHING,
+          scales: dict[str, Any] = NOTHING) -> Callable[[], Sequence[Any]]:
     """Check everything about the arrays of a prepared call and return the function that runs it.
 
     `outs` are the caller's output arrays (or None) by the name for messages, one per result; `taken` are other arrays
-    that they must not overlap.
+    that they must not overlap; `scales` those of a scaled call, by the caller's names of the tensors.
     """
     again = call.again
-    if again and workspace is None and all([out is None for out in outs.values()]):
-        return lambda: again(arrays.values()) or checked(call, arrays, outs, workspace, names, taken)()
-    return checked(call, arrays, outs, workspace, names, taken)
+    if again and workspace is None and not scales and all([out is None for out in outs.values()]):
+        return lambda: again(arrays.values()) or checked(call, arrays, outs, workspace, names, taken, scales)()
+    return checked(call, arrays, outs, workspace, names, taken, scales)
 
 
 def checked(call: Call, arrays: dict[str, Any], outs: dict[str, Any], workspace: Any, names: dict[str, str],
-            taken: dict[str, Any]) -> Callable[[], Sequence[Any]]:
+            taken: dict[str, Any], scales: dict[str, Any]) -> Callable[[], Sequence[Any]]:
     """What `ready` does for a call that does not only repeat an earlier one with new results."""
     kind, chosen = call.kind, call.plan
     out_format = chosen.problem.out_dtype
     operands = tuple([
         kind.operand(array, names.get(name, name), order, format_name)
         for (name, array), order, format_name in zip(arrays.items(), call.operand_orders, call.formats)])
+    if scales:
+        tensors = [scaled.removesuffix("_scale") for scaled in chosen.problem.scales]
+        operands += tuple([scales[names.get(name, name)] for name in tensors])
+        taken = {**taken, **{f"scales[{name!r}]": scale for name, scale in scales.items() if hasattr(scale, "dtype")}}
     like = next(iter(arrays.values()))
     results: dict[str, Any] = {}
     for (label, out), shape in zip(outs.items(), call.result_shapes):
@@ -302,7 +349,7 @@ def checked(call: Call, arrays: dict[str, Any], outs: dict[str, Any], workspace:
 
     def run() -> Sequence[Any]:
         chosen.run(operands, targets, workspace)
-        if call.again is False and workspace is None and all([out is None for out in outs.values()]):
+        if call.again is False and workspace is None and not scales and all([out is None for out in outs.values()]):
             call.again = kind.again(chosen.run, operands, targets, tuple(results.values()))
         return tuple([kind.returned(result, like) for result in results.values()])
 

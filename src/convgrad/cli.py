@@ -17,7 +17,7 @@ from .explain import explain
 from .machine import backend_states, cores, device_of, graphics_cards, processor
 from .plan import BACKENDS, plan
 from .problem import DTYPES, LONG_DTYPE, WRT, Problem, Unsupported
-from .verify import Wrong, check_problem, geometry_sets, laid_out, real_operands, run_problem
+from .verify import Wrong, check_problem, geometry_sets, in_order, real_operands, run_problem
 
 DONE, WRONG, BAD_INPUT, REFUSED = 0, 1, 2, 3
 JUDGED_FLOPS = 2e10  # up to here the reference needs seconds
@@ -233,7 +233,7 @@ def run_one(args: argparse.Namespace) -> int:
     for wrt, result in zip(problem.results, results):
         print(f"checksum of the {wrt} result (seed {args.seed}): {zlib.crc32(result.tobytes()):08x}")
     if problem.device == "cpu":
-        stored = tuple(laid_out(problem, name, operands[name]) for name in problem.operands)
+        stored = in_order(problem, operands)
         best, end = float("inf"), time.perf_counter() + args.seconds
         while time.perf_counter() < end or best == float("inf"):
             start = time.perf_counter()

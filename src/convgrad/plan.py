@@ -115,7 +115,8 @@ def _compose(problem: Problem, backend: str | None, max_workspace_bytes: int | N
         with contextlib.suppress(Unsupported):  # the bias gradient rides along where a backend can do that
             parts[1:] = [plan(problem.with_(wrt="weight+bias"), backend=backend,
                               max_workspace_bytes=max_workspace_bytes, num_threads=num_threads)]
-    picks = [[problem.operands.index(name) for name in part.problem.operands] for part in parts]
+    names = (*problem.operands, *problem.scales)
+    picks = [[names.index(name) for name in (*part.problem.operands, *part.problem.scales)] for part in parts]
 
     def calls(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any = None) -> list[Call]:
         found: list[Call] = []
@@ -131,7 +132,7 @@ def _compose(problem: Problem, backend: str | None, max_workspace_bytes: int | N
             call()
 
     backends = list(dict.fromkeys(part.backend for part in parts))
-    as_one = getattr(load(backends[0]), "as_one", None) if len(backends) == 1 else None
+    as_one = getattr(load(backends[0]), "as_one", None) if len(backends) == 1 and not problem.scaled else None
     return Plan(problem, "+".join(backends), " + ".join(part.kernel for part in parts),
                 as_one(run, calls) if as_one else run, max(part.workspace_bytes for part in parts),
                 tuple(note for part in parts for note in (f"{part.problem.wrt}: {part.kernel}", *part.notes)))

@@ -20,6 +20,7 @@ SYNONYMS = {"T": "L", "B": "N"}
 # What may be asked for, in the order in which results of one call are returned.
 WRT = ("output", "input", "weight", "bias")
 RESULT_NAMES = {"output": "conv", "input": "input_grad", "weight": "weight_grad", "bias": "bias_grad"}
+SCALED_RESULTS = {**RESULT_NAMES, "output": "output"}  # what scales call the results
 WRT_OF_RESULT = {name: wrt for wrt, name in RESULT_NAMES.items()}
 OPERANDS = {"output": ("input", "weight"), "input": ("grad_output", "weight"),
             "weight": ("grad_output", "input"), "bias": ("grad_output",)}
@@ -243,6 +244,7 @@ class Problem:
     layout: str = ""
     weight_layout: str = ""
     device: str = "cpu"
+    scaled: bool = False  # every tensor has a scale: the numbers it stands for are those stored times the scale
     _hash: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -284,6 +286,12 @@ class Problem:
         needed = {name for wrt in self.results for name in OPERANDS[wrt]}
         return tuple(name for name in ("grad_output", "input", "weight") if name in needed)
 
+    @cached_property
+    def scales(self) -> tuple[str, ...]:
+        """Names of the scales that follow the operands in `Plan.run`: one for each operand, one for each result."""
+        tensors = (*self.operands, *(SCALED_RESULTS[wrt] for wrt in self.results)) if self.scaled else ()
+        return tuple(f"{name}_scale" for name in tensors)
+
     def shape_of_operand(self, name: str) -> tuple[int, ...]:
         return {"grad_output": self.conv.output_shape, "input": self.conv.input_shape,
                 "weight": self.conv.weight_shape}[name]
@@ -317,6 +325,7 @@ class Problem:
         words += [self.layout] if self.layout != "NC" + SPATIAL_LETTERS[c.axes] else []
         words += [self.weight_layout] if self.weight_layout != "OI" + SPATIAL_LETTERS[c.axes] else []
         words += [self.device] if self.device != "cpu" else []
+        words += ["scaled"] if self.scaled else []
         return " ".join(words)
 
     @staticmethod
@@ -373,7 +382,7 @@ def parse_problem(text: str) -> Problem:
         if name not in LONG_DTYPE:
             raise ValueError(f"problem string {text!r}: {name!r} is none of {', '.join(s for s, _ in DTYPES.values())}")
     sizes: dict[str, str] = {}
-    extra: dict[str, str] = {}
+    extra: dict[str, Any] = {}
     for word in words[2:]:
         match = WORD.match(word)
         if match:
@@ -381,7 +390,7 @@ def parse_problem(text: str) -> Problem:
             target = sizes
         else:
             name = ("device" if word in ("cpu", "cuda") else "compute" if word in COMPUTE_MODES else
-                    "weight_layout" if set(word.upper()) <= set("OILHWDT") else "layout")
+                    word if word == "scaled" else "weight_layout" if set(word.upper()) <= set("OILHWDT") else "layout")
             if name == "layout" and not set(word.upper()) <= set("NCLHWDTB"):
                 raise ValueError(f"problem string {text!r}: cannot read the word {word!r}")
             value, target = word, extra
@@ -415,11 +424,13 @@ def parse_problem(text: str) -> Problem:
 
     conv = Conv(one("n", ""), one("c", ""), one("k", ""), ints("i"), ints("w"), ints("s"), ints("d"), pads(),
                 one("g", "1"))
-    return Problem(conv, "+".join(WRT_OF_RESULT[result] for result in results), dtype, out_dtype or dtype, **extra)
+    return Problem(conv, "+".join(WRT_OF_RESULT[result] for result in results), dtype, out_dtype or dtype,
+                   **{**extra, "scaled": "scaled" in extra})
 
 
 # Plan.run: (operands, results, workspace). Arrays are views in canonical axis order (N C spatial / O I spatial / K),
-# NumPy on the CPU and torch on CUDA; their strides say where the elements lie.
+# NumPy on the CPU and torch on CUDA; their strides say where the elements lie. After the operands of a scaled problem
+# come its scales: Python floats, or float32 tensors of one element on CUDA.
 Runner = Callable[[tuple[Any, ...], tuple[Any, ...], Any], None]
 
 

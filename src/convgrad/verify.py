@@ -58,7 +58,7 @@ def integer_operands(problem: Problem, seed: int = 0, thin: bool = True) -> dict
         shape = problem.shape_of_operand(name)
         values = random.integers(1, 3, shape) * random.choice([-1, 1], shape)
         operands[name] = encode(np.where(random.random(shape) < density, values, 0).astype(np.float64), problem.dtype)
-    return operands
+    return operands | random_scales(problem, random)
 
 
 def real_operands(problem: Problem, seed: int = 0, positive: bool = False) -> dict[str, Array]:
@@ -68,21 +68,32 @@ def real_operands(problem: Problem, seed: int = 0, positive: bool = False) -> di
     for name in problem.operands:
         values = random.standard_normal(problem.shape_of_operand(name))
         operands[name] = encode(np.abs(values) if positive else values, problem.dtype)
-    return operands
+    return operands | random_scales(problem, random)
+
+
+def random_scales(problem: Problem, random: np.random.Generator) -> dict[str, Array]:
+    """Scales between 1/2 and 2, no powers of two: the factor of a result shows in all of its bits."""
+    return {name: np.array(2.0 ** random.uniform(-1, 1), np.float32) for name in problem.scales}
+
+
+def in_order(problem: Problem, operands: dict[str, Array]) -> tuple[Any, ...]:
+    """Operands, laid out as the problem says, and scales, as `Plan.run` takes them on the CPU."""
+    return (*(laid_out(problem, name, operands[name]) for name in problem.operands),
+            *(float(operands[name]) for name in problem.scales))
 
 
 def exact_results(problem: Problem, operands: dict[str, Array]) -> tuple[Array, ...]:
     """The results in float64, before the rounding to the output format."""
     wide = problem.with_(out_dtype="float64", device="cpu")
     results = tuple(np.empty(problem.conv.shape_of(wrt)) for wrt in problem.results)
-    plan(wide, backend="reference").run(tuple(operands[name] for name in problem.operands), results, None)
+    plan(wide, backend="reference").run(in_order(problem, operands), results, None)
     return results
 
 
 def magnitudes(problem: Problem, operands: dict[str, Array]) -> tuple[Array, ...]:
     """Sum of |a*b| for every element of the results."""
-    sizes = {name: encode(np.abs(decode(array, problem.dtype)), problem.dtype) for name, array in operands.items()}
-    return exact_results(problem, sizes)
+    sizes = {name: encode(np.abs(decode(operands[name], problem.dtype)), problem.dtype) for name in problem.operands}
+    return exact_results(problem, operands | sizes)
 
 
 def wrong_bits(problem: Problem, wrt: str, got: Array, exact: Array) -> Wrong | None:
@@ -119,13 +130,14 @@ def run_problem(problem: Problem, operands: dict[str, Array], backend: str | Non
     chosen = plan(problem, backend=backend, num_threads=num_threads)
     results = tuple(laid_out(problem, wrt, poisoned(problem.conv.shape_of(wrt), problem.out_dtype))
                     for wrt in problem.results)
-    stored = tuple(laid_out(problem, name, operands[name]) for name in problem.operands)
+    stored = in_order(problem, operands)
     if problem.device == "cpu":
         chosen.run(stored, results, None)
         return results
     from .frontends import torch as tensors
 
-    on_device = tuple(tensors.from_numpy(array, problem.dtype) for array in stored)
+    on_device = (*(tensors.from_numpy(array, problem.dtype) for array in stored[:len(problem.operands)]),
+                 *(tensors.from_numpy(operands[name], "float32") for name in problem.scales))
     targets = tuple(tensors.from_numpy(array, problem.out_dtype) for array in results)
     chosen.run(on_device, targets, None)
     return tuple(tensors.to_numpy(tensor, problem.out_dtype) for tensor in targets)

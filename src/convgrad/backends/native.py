@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from .. import _native
 from ..problem import COMPUTE_MODES, DTYPES, Plan, Problem, Unsupported, axis_order
+from ..scaled import ALIGNMENT, Three, factor, scaled_plan
 
 NAME = "native"
 UNLIMITED = 2**62
@@ -19,6 +24,9 @@ assert set(COMPUTE_CODE) == set(COMPUTE_MODES)
 def plan(problem: Problem, *, max_workspace_bytes: int | None = None, num_threads: int | None = None) -> Plan:
     if problem.device != "cpu":
         raise Unsupported(f"runs on the cpu, not on {problem.device}")
+    if problem.scaled:
+        return scaled_plan(problem, lambda part, room: plan(part, max_workspace_bytes=room, num_threads=num_threads),
+                           NativeSums(problem, num_threads or get_num_threads()), max_workspace_bytes)
     if "input" in problem.results and len(problem.results) > 1:
         raise Unsupported(f"wrt={problem.wrt!r} is computed one result after the other")
     conv = problem.conv
@@ -40,6 +48,28 @@ def plan(problem: Problem, *, max_workspace_bytes: int | None = None, num_thread
         raise Unsupported(str(error)) from None
     return Plan(problem, NAME, chosen.kernel, chosen.run, chosen.workspace_bytes,
                 (f"instruction set {_native.isa()}, {chosen.threads} threads", *chosen.notes))
+
+
+class NativeSums:
+    """See scaled.Sums."""
+
+    most_bytes = 8 * 2**20  # they should stay in the caches until they are multiplied
+
+    def __init__(self, problem: Problem, threads: int) -> None:
+        self.types = (DTYPE_CODE["float64" if problem.dtype == "float64" else "float32"],
+                      DTYPE_CODE[problem.out_dtype])
+        self.threads = threads
+
+    def memory(self, workspace: Any, size: int, like: Any) -> tuple[Any, Any]:
+        given = np.empty(size + ALIGNMENT - 1, np.uint8) if workspace is None else workspace
+        begin = -given.ctypes.data % ALIGNMENT
+        return given[begin:begin + size], None if workspace is None else given[begin + size:]
+
+    def view(self, memory: Any, shape: tuple[int, ...], order: tuple[int, ...], format_name: str) -> Any:
+        return memory.view(format_name).reshape(shape).transpose(order)
+
+    def store(self, wrt: str, sums: Any, result: Any, scales: Three) -> None:
+        _native.scale(sums, result, self.types, factor(*scales), self.threads)
 
 
 def dense_strides(shape: tuple[int, ...], order: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

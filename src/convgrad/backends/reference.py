@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ..numbers import decode, encode, round_operand
 from ..problem import Conv, Plan, Problem, Unsupported
+from ..scaled import factor, scales_of
 
 Array = npt.NDArray[Any]
 NAME = "reference"
@@ -20,12 +21,15 @@ def plan(problem: Problem, *, max_workspace_bytes: int | None = None, num_thread
     if problem.device != "cpu":
         raise Unsupported(f"the reference runs on the cpu, not on {problem.device}")
 
-    def run(operands: tuple[Array, ...], results: tuple[Array, ...], workspace: Any = None) -> None:
+    def run(operands: tuple[Any, ...], results: tuple[Array, ...], workspace: Any = None) -> None:
         stored = dict(zip(problem.operands, operands))
         values = {name: decode(array, problem.dtype) for name, array in stored.items()}
+        scales = tuple(float(scale) for scale in operands[len(stored):])
         with np.errstate(invalid="ignore", over="ignore"):  # Inf and NaN are values like others here
             for wrt, result in zip(problem.results, results):
                 exact = solve(problem.conv, wrt, values, problem.compute)
+                if problem.scaled:
+                    exact = exact * factor(*scales_of(problem, wrt, scales))
                 store(result, encode(exact, problem.out_dtype))
 
     return Plan(problem, NAME, "float64_numpy", run, notes=("float64 NumPy, one tap at a time",))

@@ -15,6 +15,10 @@ def plan(problem: Problem, *, max_workspace_bytes: int | None = None, num_thread
         raise Unsupported("the arrays are in CPU memory; Triton runs on CUDA tensors (TRITON_INTERPRET=1 tests on CPU)")
     from .plans import make_plan
 
+    if problem.scaled:
+        from .scaled_plans import make_scaled_plan
+
+        return make_scaled_plan(problem, max_workspace_bytes)
     return make_plan(problem, max_workspace_bytes)
 
 
@@ -23,7 +27,6 @@ def as_one(run: Any, calls: Any) -> Any:
 
     `calls` gives for the same arguments the calls of the plans' own runners.
     """
-    from .launch import INTERPRETED
-    from .replay import Recorded
+    from .replay import recorded
 
-    return run if INTERPRETED else Recorded(run, calls)
+    return recorded(run, calls)

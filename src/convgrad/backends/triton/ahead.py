@@ -25,6 +25,7 @@ from ...problem import Plan, Problem, Unsupported, axis_order
 from .launch import current
 from .numbers_on_device import TORCH_DTYPES
 from .plans import make_plan
+from .scaled_plans import make_scaled_plan
 from .tuning import SEPARATE, Choice
 
 LONGEST_WAIT = 3600.0  # seconds for one job
@@ -65,7 +66,7 @@ def empty_tensor(problem: Problem, name: str, dtype: str, device: str) -> Any:
 def plans_of(problem: Problem, choice: Choice | None) -> list[Plan]:
     """The plans that a call of this problem runs: one, or one for each result that none computes together."""
     try:
-        return [make_plan(problem, None, choice)]
+        return [make_scaled_plan(problem, None) if problem.scaled else make_plan(problem, None, choice)]
     except Unsupported:
         if len(problem.results) == 1 or choice not in (None, SEPARATE):
             raise
@@ -83,7 +84,8 @@ def compile_job(job: Job) -> tuple[Job, float, str]:
     try:
         for plan in plans_of(problem, job[1]):
             asked = plan.problem
-            plan.run(tuple(empty_tensor(asked, name, asked.dtype, "meta") for name in asked.operands),
+            scales = (torch.empty(1, device="meta") for _ in asked.scales)
+            plan.run((*(empty_tensor(asked, name, asked.dtype, "meta") for name in asked.operands), *scales),
                      tuple(empty_tensor(asked, name, asked.out_dtype, "meta") for name in asked.results), None)
     except Unsupported as refusal:
         error = f"not supported: {refusal}"

@@ -24,6 +24,7 @@ from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR, Box
 from .tuning import Choice, fields_of
 
 ONES: Three = (1, 1, 1)
+UNSCALED = (None, None, None)
 SHORTEST_RUN = 32  # seen on an H200: lines of 32 and more were faster than a copy of the result, of 14 much slower
 
 
@@ -145,19 +146,23 @@ class BoxLines:
         rows_fit = box_plans.turned_rows_fit if turned_weight(self.problem, self.geo) else box_plans.weight_rows_fit
         return lies and (self.copies.source > 0 or aligned) and (self.copies.weight > 0 or rows_fit(weight))
 
-    def run(self, source: Any, weight: Any, result: Any, memory: Any) -> None:
-        """Write the result; `memory` has as many float32 elements as a call needs."""
+    def run(self, source: Any, weight: Any, result: Any, memory: Any, *scales: Any) -> None:
+        """Write the result; `memory` has as many float32 elements as a call needs.
+
+        `scales` are those of a scaled problem: of the operands and the result, None where there is none.
+        """
+        scales = scales or UNSCALED
         source_end = self.copies.source // 4
         weight_end = source_end + self.copies.weight // 4
         if self.copies.source:
             source = padded(source, memory[:source_end], source.dtype)
         rows = self.weight_rows(weight, memory[source_end:weight_end]) if self.copies.weight else weight
         if self.tile.parts == 1:
-            self.write(source, weight, rows, result, result)
+            self.write(source, weight, rows, result, result, *scales)
         else:
             parts = memory[weight_end:]
-            self.write(source, weight, rows, result, parts)
-            self.add(parts, result)
+            self.write(source, weight, rows, result, parts, *scales)
+            self.add(parts, result, *scales)
 
     def weight_rows(self, weight: Any, memory: Any) -> Any:
         """A copy of the weight as products want it."""
@@ -274,13 +279,13 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
     def by_box(result: Any) -> bool:
         return dense and box_plans.tensors_fit(result) and result.shape[1] * result.element_size() % 16 == 0
 
-    def leading(source: Any, weight: Any, rows: Any, result: Any, parts: Any) -> tuple[Any, ...]:
+    def leading(source: Any, weight: Any, rows: Any, result: Any, parts: Any, *scales: Any) -> tuple[Any, ...]:
         target = box_descriptor(result, half, chunk, geo.stride if is_input else ONES) if by_box(result) else None
         steps = ONES if is_input else geo.stride
         return (box_descriptor(source, (copied[0], copied[1], copied[2], copied[3]), tile.CB, steps),
-                weight_descriptor(rows, weight_block, lies_turned), target, source, weight, result, parts)
+                weight_descriptor(rows, weight_block, lies_turned), target, source, weight, result, parts, *scales)
 
-    def write(source: Any, weight: Any, rows: Any, result: Any, parts: Any) -> Launch:
+    def write(source: Any, weight: Any, rows: Any, result: Any, parts: Any, *scales: Any) -> Launch:
         sn, _, *s = strides_of(source)
         rn, rc, *r = strides_of(result)
         ralign, (rn, *r) = aligned_strides((rn, *r))
@@ -295,7 +300,7 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
         registers = {1: None, 2: 128, 3: 80}[tile.together]
         return Launch((programs,), scalars, {**constants, **more}, 4, 1, leading, registers)
 
-    def add(parts: Any, result: Any) -> Launch:
+    def add(parts: Any, result: Any, *scales: Any) -> Launch:
         rn, rc, *r = strides_of(result)
         ralign, (rn, *r) = aligned_strides((rn, *r))
         few = min(tile.BM, max(8, 4096 // tile.BN))

@@ -24,6 +24,7 @@ from .box_masked import masked_tile
 from .box_places import any_nan, next_slot, result_columns, result_rows, rows_of_tap, slot_of, source_of, work_of
 from .fp8_products import add_narrow, decoded, halves
 from .line_places import wrapped
+from .stored import as_stored
 
 
 @gluon.jit
@@ -108,7 +109,7 @@ def chunks_of(value, CHUNK: gl.constexpr):
 
 
 @gluon.jit
-def store_tile(acc, out_slots, result_box, result, place, extents, result_steps, SHAPE: gl.constexpr,
+def store_tile(acc, out_slots, result_box, pointers, place, extents, result_steps, SHAPE: gl.constexpr,
                STRIDE: gl.constexpr, ROWS: gl.constexpr, INPUT: gl.constexpr, PATCH: gl.constexpr, COL: gl.constexpr,
                HALF: gl.constexpr, BESIDE: gl.constexpr, OS: gl.constexpr, CHUNK: gl.constexpr,
                STORE: gl.constexpr):
@@ -118,11 +119,12 @@ def store_tile(acc, out_slots, result_box, result, place, extents, result_steps,
     in memory, a thread a row and a warp 32 of them. BESIDE: how far the second half's box lies from the first one's.
     """
     column, start, group, axis0, axis1, axis2 = place
+    _source, _weight, result, _parts, scales = pointers
     HM: gl.constexpr = acc.shape[0]
     PER: gl.constexpr = 128 // result.dtype.element_ty.primitive_bitwidth  # elements a thread stores at once
     flat: gl.constexpr = gl.BlockedLayout([1, PER], [32, 1], [4, 1], [1, 0]) if STORE == "columns" else \
         gl.BlockedLayout([1, PER], [32 * PER // CHUNK, CHUNK // PER], [4, 1], [1, 0])
-    chunks = chunks_of(acc.to(result.dtype.element_ty), CHUNK)
+    chunks = chunks_of(as_stored(acc, result, scales), CHUNK)
     for i in gl.static_range(len(chunks)):
         out = out_slots.index(HALF * OS + i % OS)
         if STORE == "box":
@@ -242,11 +244,11 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
                         source_steps, weight_steps, result_steps, GEOMETRY, SHAPE, STRIDE, ROWS, PATCH, AXIS, NT, RED,
                         COL, PARTS, HM, CB)
         elif PARTS == 1:
-            store_tile(acc, out_slots, result_box, pointers[2], place, extents, result_steps, SHAPE, STRIDE, ROWS,
+            store_tile(acc, out_slots, result_box, pointers, place, extents, result_steps, SHAPE, STRIDE, ROWS,
                        INPUT, PATCH, COL, HALF, BESIDE, OS, CHUNK, STORE)
         else:
             if item < whole:
-                store_tile(acc, out_slots, result_box, pointers[2], place, extents, result_steps, SHAPE, STRIDE, ROWS,
+                store_tile(acc, out_slots, result_box, pointers, place, extents, result_steps, SHAPE, STRIDE, ROWS,
                            INPUT, PATCH, COL, HALF, BESIDE, OS, CHUNK, STORE)
             else:
                 at_row = parts_at + (HALF * HM + gl.arange(0, HM, layout=gl.SliceLayout(1, layout))) * BN
@@ -258,7 +260,7 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
 
 @gluon.jit
 def box_lines_kernel(
-        source_box, weight_box, result_box, source, weight, result, parts,
+        source_box, weight_box, result_box, source, weight, result, parts, first, second, own,
         items, whole, N, S0, S1, S2, R0, R1, R2, boxes_n, boxes_0, boxes_1, boxes_2, turn,
         s_n, s_0, s_1, s_2, w_o, w_i, w_0, w_1, w_2, rn, r0, r1, r2, rc,
         RALIGN: gl.constexpr,
@@ -281,6 +283,7 @@ def box_lines_kernel(
     FP8 numbers of the source meet a copy of the weight (`weight_box`): 16-bit numbers, or, for products in FP8, rows of
     the channels summed over; `weight` is as it was given.
     Tiles from `whole` on are summed in PARTS parts, which go to `parts` and are added by `add_box_parts_kernel`.
+    `first`, `second` and `own` are the scales of a scaled problem (see stored.py), None otherwise.
     """
     ROWS: gl.constexpr = PN * B0 * B1 * B2
     BESIDE: gl.constexpr = (HN, H0, H1, H2)
@@ -325,7 +328,7 @@ def box_lines_kernel(
         gl.thread_barrier()
     counts = (boxes_n, boxes_0, boxes_1, boxes_2, turn)
     barriers = (source_full, source_empty, weight_full, weight_empty)
-    tensors = (source, weight, result, parts)
+    tensors = (source, weight, result, parts, (first, second, own))
     extents = (N, R0, R1, R2)
     source_extents = (S0, S1, S2)
     source_steps = (s_n, s_0, s_1, s_2)

@@ -6,6 +6,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mma_v2
 
 from .box_places import result_columns, result_rows, slot_of, source_of
+from .stored import as_stored
 
 
 @gluon.jit
@@ -37,7 +38,7 @@ def masked_sums(pointers, first_row, first_column, work, batch, source_extents, 
                 COLUMNS: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr,
                 CB: gl.constexpr, FEW: gl.constexpr, WIDTH: gl.constexpr):
     """FEW rows and WIDTH columns of a tile, every tap by itself."""
-    source, weight, _result, _parts = pointers
+    source, weight, _result, _parts, _scales = pointers
     K, T, D, _P, G, INPUT = GEOMETRY
     place, outer, begin, end = work
     column, start, group, axis0, axis1, axis2 = place
@@ -77,7 +78,7 @@ def masked_tile(pointers, is_part, parts_at, first, work, extents, source_extent
     A zero of the padding may have met an infinite weight. Loops in a loop are functions of their own, because Triton
     reads what is in a loop twice.
     """
-    _source, _weight, result, parts = pointers
+    _source, _weight, result, parts, scales = pointers
     BOX: gl.constexpr = SHAPE[0]
     BN: gl.constexpr = SHAPE[1]
     place = work[0]
@@ -106,4 +107,4 @@ def masked_tile(pointers, is_part, parts_at, first, work, extents, source_extent
             gl.store(parts + at_row[:, None] + at_column[None, :], total, mask=to_part)
             to_result = to_result & (is_part == 0)
         at = result + where[:, None] + (beside * result_steps[4])[None, :]
-        gl.store(at, total.to(result.dtype.element_ty), mask=to_result)
+        gl.store(at, as_stored(total, result, scales), mask=to_result)

@@ -9,6 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .line_places import wrapped
+from .stored import as_stored
 
 
 @gluon.jit
@@ -206,7 +207,8 @@ def any_nan(value):
 
 @gluon.jit
 def add_box_parts_kernel(
-        parts, result, whole, N, R0, R1, R2, boxes_n, boxes_0, boxes_1, boxes_2, turn, rn, r0, r1, r2, rc,
+        parts, result, first, second, own,
+        whole, N, R0, R1, R2, boxes_n, boxes_0, boxes_1, boxes_2, turn, rn, r0, r1, r2, rc,
         RALIGN: gl.constexpr,
         K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
         T0: gl.constexpr, T1: gl.constexpr, T2: gl.constexpr,
@@ -237,5 +239,5 @@ def add_box_parts_kernel(
     where, there = result_rows(start, first_row, (axis0[0], axis1[0], axis2[0]), (N, R0, R1, R2), steps,
                                (PN, B0, B1, B2), PN * B0 * B1 * B2, STRIDE, INPUT, FEW, gl.SliceLayout(1, layout))
     beside, column_there = result_columns(column, group, steps, STRIDE, COL, PATCH, BN, gl.SliceLayout(0, layout))
-    gl.store(result + where[:, None] + (beside * rc)[None, :], total.to(result.dtype.element_ty),
+    gl.store(result + where[:, None] + (beside * rc)[None, :], as_stored(total, result, (first, second, own)),
              mask=there[:, None] & column_there[None, :])

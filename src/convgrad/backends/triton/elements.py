@@ -52,7 +52,7 @@ def round_mantissa(value, DROP: tl.constexpr, EVEN: tl.constexpr):
 def as_result(value, result):
     """Sums, rounded once to the format that `result` points to; uint8 holds HiFloat8."""
     stored: tl.constexpr = result.dtype.element_ty
-    if stored.primitive_bitwidth == 8 and value.dtype == tl.float64:
+    if stored.primitive_bitwidth < 32 and value.dtype == tl.float64:
         value = as_odd_float32(value)
     if stored == tl.uint8:
         return hifloat8_code(value)

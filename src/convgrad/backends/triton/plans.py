@@ -17,7 +17,7 @@ from .geometry import Geometry, geometry, needs_wide, strides_of
 from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import STORED_8BIT, arithmetic, on_tensors, operand_bytes, scratch, table_for
 from .part_sums import reduce_kernel
-from .replay import Recorded
+from .replay import recorded
 from .tiles import (
     MULTIPROCESSORS,
     WORKSPACE_FLOOR,
@@ -40,7 +40,7 @@ def make_plan(problem: Problem, max_workspace: int | None, choice: Choice | None
         plan = plan_as_given(problem, max_workspace, choice)
     else:
         plan = with_flat(plan_as_given(problem, max_workspace, None), plan_as_given(flat, max_workspace, choice))
-    return plan if INTERPRETED else plan._replace(run=Recorded(plan.run))
+    return plan._replace(run=recorded(plan.run))
 
 
 def plan_as_given(problem: Problem, max_workspace: int | None, choice: Choice | None) -> Plan:

@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .direct import Prepared, cuda
-from .launch import current
+from .launch import INTERPRETED, current
 
 Run = Callable[[tuple[Any, ...], tuple[Any, ...], Any], None]
 NOWHERE: list[int] = []
@@ -185,6 +185,11 @@ def compile_at_once(calls: list[Callable[[], None]], device: int) -> None:
             thread.join()
 
 
+def recorded(run: Run, parts: Callable[..., list[Callable[[], None]]] | None = None) -> Run:
+    """The runner, recorded and repeated; the interpreter has nothing to record."""
+    return run if INTERPRETED else Recorded(run, parts)
+
+
 class Recorded:
     """A runner, recorded for each set of strides and alignments on CUDA tensors."""
 
@@ -215,6 +220,8 @@ class Recorded:
         key = (device, *[tensor.stride() for tensor in tensors])
         if together & 15:  # some tensor is not aligned to 16 bytes: it matters which
             key += tuple([pointer & 15 for pointer in pointers])
+        if len(set(pointers)) < len(pointers):  # one tensor twice: its address belongs to the place it came from
+            key += ("same", *[pointers.index(pointer) for pointer in pointers])
         recording = self.recordings.get(key)
         if recording is not None:
             recording.replay(pointers, device)

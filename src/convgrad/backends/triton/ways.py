@@ -42,7 +42,10 @@ FEW_PARTS = 8  # that one program of the adding kernel loads at once
 
 @dataclass(frozen=True)
 class Way:
-    """`takes(operands, result)` says whether the tensors lie as needed; `run(operands, result, workspace)` computes."""
+    """`takes(operands, result)` says whether the tensors lie as needed; `run(operands, result, workspace)` computes.
+
+    Box lines take the three scales of a scaled problem after the operands (see scaled_plans.py).
+    """
 
     name: str
     note: str
@@ -70,8 +73,8 @@ def weight_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choi
 
 def fastest_first(offers: tuple[Offer, ...], problem: Problem, geo: Geometry, max_workspace: int | None,
                   choice: Choice | None) -> list[Way]:
-    if DTYPES[problem.out_dtype][1] == 1:  # the kernels that read by pointers encode 8-bit results
-        return []
+    if DTYPES[problem.out_dtype][1] == 1:  # others leave 8-bit results to the kernels that read by pointers
+        offers = (by_box_lines,) if by_box_lines in offers and problem.out_dtype != "hifloat8" else ()
     found = [way for offer in offers if (way := offer(problem, geo, max_workspace, choice)) is not None]
     allowed = (way for way in found if max_workspace is None or way.workspace_bytes <= max_workspace)
     return sorted((way for way in allowed if not left_out(way.name)), key=lambda way: way.seconds)
@@ -137,7 +140,7 @@ def by_box_lines(problem: Problem, geo: Geometry, max_workspace: int | None, cho
 
     def run(operands: Operands, result: Any, workspace: Any) -> None:
         memory = scratch(problem, workspace, (plan.memory,), result) if plan.memory else None
-        plan.run(operands[0], operands[1], result, memory)
+        plan.run(operands[0], operands[1], result, memory, *operands[2:])
 
     return Way(f"box_lines_{short(problem)}_{tile.BM}x{tile.BN}x{tile.CB}", str(tile), tile.seconds,
                4 * plan.memory, lambda operands, result: plan.take(operands[0], operands[1], result),
