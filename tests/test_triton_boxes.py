@@ -96,7 +96,7 @@ def walk(lines: Any, source: Any, weight: Any, shape: tuple[int, ...]) -> Any:
     narrow = source.element_size() == 1
     launch = lines.write.describe(source, weight, rows, result, result)
     source_box, weight_box, *_ = launch.leading(source, weight, rows, result, result)
-    v = {**dict(zip(lines.write.kernel.arg_names[7:], launch.scalars)), **launch.constants}
+    v = {**dict(zip(lines.write.kernel.arg_names[10:], launch.scalars)), **launch.constants}
     is_input, patch, taps, axis = v["INPUT"], v["PATCH"], v["NT"], v["AXIS"]
     kernel, stride, dilation, pad, common = ([v[f"{letter}{a}"] for a in range(3)] for letter in "KTDPG")
     real_stride, columns = stride, v["COL"] * (math.prod(kernel) if patch else 1)
