@@ -174,7 +174,7 @@ def test_fp8_beside_bf16(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 def stumble(connection: Any, with_peer: bool, backend: str | None, ceilings: Ceilings | None) -> None:
     """Serves rows as `watched.serve` does, but the peer never ends with channels last, and three layers go wrong.
 
-    For the layer "patient" it ends when it searches among few algorithms.
+    For the layer "patient" it ends when it does not search.
     """
     connection.send(("ready", (ceilings or Ceilings(1e12, 1e12, 1e12, "made up"), {"peer": "made up"})))
     while (request := connection.recv()) is not None:
@@ -197,6 +197,7 @@ def stumble(connection: Any, with_peer: bool, backend: str | None, ceilings: Cei
 
 def test_rows_that_hang_or_die_are_lost_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watched, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(watched, "SEARCH_SECONDS", 1.0)
     monkeypatch.setattr(watched, "SAY_SECONDS", 0.5)
     names = ["a", "dies", "hangs", "raises", "b", "patient"]
     (tmp_path / "layers.txt").write_text("".join(
@@ -213,8 +214,8 @@ def test_rows_that_hang_or_die_are_lost_alone(tmp_path: Path, monkeypatch: pytes
     assert rows[0]["peer"]["given_up"]["channels_last"] >= 1 and rows[0]["spent_s"]["peer"] > 2
     assert rows[0]["peer"]["unfinished"]["channels_last"] >= 1 and "given_up" not in rows[5]["peer"]
     assert rows[5]["peer"]["unfinished"]["channels_last"] >= 1
-    measurer.learn(rows[5])
-    assert {"channels_last"} == measurer.unfinished["patient", ALL_GRADIENTS, False]
+    assert measurer.unfinished["patient", ALL_GRADIENTS, False] == {"channels_last"}
+    assert measurer.finished["patient", ALL_GRADIENTS, False] == {"channels_first"}
     errors = [row["ours"].get("channels_last") for row in rows]
     assert errors[0] is None is errors[4]
     assert errors[1] == {"error": "ours channels_last: the process ended with status 3", "wrong": True}

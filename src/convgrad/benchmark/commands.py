@@ -109,7 +109,8 @@ def run_bench(args: argparse.Namespace) -> int:
         console.print(f"convgrad bench: {error}", style="red", markup=False)
         return 2
     if choice.limit_seconds is not None:
-        layers = spread(layers, {row["layer"] for row in earlier})
+        slow = {row["layer"] for row in earlier if (row["peer"] or {}).get("unfinished")}
+        layers = sorted(spread(layers, {row["layer"] for row in earlier}), key=lambda layer: layer.name in slow)
     wanted = args.peer != "none"
     if wanted and not Peer.installed(args.peer):
         console.print(f"{args.peer} is not installed: no comparison (pip install {args.peer})", style="yellow")

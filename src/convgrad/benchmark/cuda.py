@@ -21,7 +21,6 @@ from .provenance import describe_machine
 from .samples import check_samples
 from .timing import Contestant
 
-ALGORITHMS, FEW_ALGORITHMS = 10, 3  # among which cuDNN searches (torch's default), and where that does not end
 FLUSH_BYTES = 256 << 20  # written before every timed run: larger than the L2 cache of any GPU
 MATRIX = 8192
 TOGETHER = 8             # runs that are queued while the GPU waits, so that no time of the host is measured
@@ -69,7 +68,7 @@ class CudaArena:
         self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
         self.operands: dict[str, Any] = {}
         self.gradient = ""
-        self.hurried: Collection[str] = ()  # ways of the peer that search among few algorithms
+        self.hurried: Collection[str] = ()  # ways of the peer that choose without a search
         self.ceilings = ceilings or self.measure_ceilings()
 
     def describe(self) -> dict[str, Any]:
@@ -146,10 +145,9 @@ class CudaArena:
         found, notes = [], []
         for way in (way for way in ways(problem) if way not in left_out):
             self.tell(f"peer {way}")
-            self.torch.backends.cudnn.benchmark_limit = FEW_ALGORITHMS if way in self.hurried else ALGORITHMS
+            self.torch.backends.cudnn.benchmark = way not in self.hurried
             if way in self.hurried:
-                notes.append(f"{way}: searched among {FEW_ALGORITHMS} algorithms, because a search among {ALGORITHMS} "
-                             "did not end")
+                notes.append(f"{way}: cuDNN's own choice, because its search was given up")
             try:
                 with self.torch.device("cuda"):
                     call = prepare(problem, layer.transposed, way, together=self.gradient == ALL_GRADIENTS)

@@ -24,12 +24,14 @@ from .peer_amx import protect_peer
 from .timing import clocked
 
 CONV_TBC, VIEWS = "conv_tbc", "views"  # the two ways to torch's gradients of time-first data
+LAYOUT_WAYS = ("channels_first", "channels_last")
+ALL_WAYS = (CONV_TBC, VIEWS, *LAYOUT_WAYS)
 PROBE_FLOPS = 2e7
 
 
 def ways(problem: Problem) -> tuple[str, ...]:
     """The ways in which torch can compute a problem, of which the faster counts."""
-    return (CONV_TBC, VIEWS) if problem.layout == "TBC" else ("channels_first", "channels_last")
+    return (CONV_TBC, VIEWS) if problem.layout == "TBC" else LAYOUT_WAYS
 
 
 @dataclass(frozen=True)

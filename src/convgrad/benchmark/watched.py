@@ -1,9 +1,9 @@
 """Rows of a GPU, measured in a process of their own that is watched.
 
 A search of the peer's can take minutes, a call can crash and take the GPU's state with it. The process is then killed
-and started anew. A search that did not end is made again among few algorithms, there and in the rows like it; where not
-even that ends, the layout is left out. A row that we did not finish says so. Meanwhile other processes compile the
-kernels of the rows to come.
+and started anew. Where a search of the peer's did not end, there and in the rows like it the peer runs what it chooses
+without one; where not even that ends, the layout is left out. A row that we did not finish says so. Meanwhile other
+processes compile the kernels of the rows to come.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import multiprocessing
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from ..machine import cores
@@ -22,11 +22,13 @@ from ..plan import BACKENDS
 from .ceilings import Ceilings
 from .cuda import CudaArena, questions_of, seconds_at_ceiling
 from .layers import ALL_GRADIENTS, Layer
+from .peer_torch import ALL_WAYS
 from .rows import Choice, Row, asked, blank_row, layouts_of, measure_row
 
 CONTEXT: Any = multiprocessing.get_context("spawn")  # with a GPU in use a process must not be forked
 START_SECONDS = 180.0    # for the process to begin
-PATIENCE_SECONDS = 30.0  # for one step of a row: a search of the peer's, a call of ours, some timed runs
+PATIENCE_SECONDS = 45.0  # for one step of a row: a call of ours, some timed runs, a search that is known to end
+SEARCH_SECONDS = 8.0     # for any other search of the peer's; nearly all take less than 2 seconds
 SAY_SECONDS = 10.0       # after so much time a row is named
 GRACE_SECONDS = 5.0      # after the end of the time for a row that is under way
 COMPILE_SECONDS = 3600.0  # for all problems
@@ -60,6 +62,8 @@ class Watched:
         """`known` are rows of earlier runs, from which searches that do not end are known."""
         self.end = time.monotonic() + (choice.limit_seconds or float("inf"))
         self.with_peer, self.backend, self.serve, self.say = with_peer, backend, serve, say
+        # By layer, gradient and whether in f32 (16-bit formats run alike): the peer's ways whose search ended or not.
+        self.finished: dict[tuple[str, str, bool], set[str]] = {}
         self.unfinished: dict[tuple[str, str, bool], set[str]] = {}
         for row in known:
             self.learn(row)
@@ -105,15 +109,17 @@ class Watched:
             self.stop()
 
     def answer(self, step: str, end: float,
-               waiting: Callable[[float, str], None] = lambda seconds, step: None) -> tuple[Any, str, float]:
+               waiting: Callable[[float, str], None] = lambda seconds, step: None,
+               short: Collection[str] = ()) -> tuple[Any, str, float]:
         """What the process sends but steps; or why it was lost, or None when it was waited for in vain.
 
-        Then the last step and its seconds; `step` is the first one.
+        Then the last step and its seconds; `step` is the first one, `short` are those with little time.
         """
         began = time.monotonic()
         while True:
             now = time.monotonic()
-            if now > min(end, began + (START_SECONDS if step == "start" else PATIENCE_SECONDS)):
+            patience = START_SECONDS if step == "start" else SEARCH_SECONDS if step in short else PATIENCE_SECONDS
+            if now > min(end, began + patience):
                 self.stop()
                 return None, step, now - began
             waiting(now - began, step)
@@ -133,10 +139,12 @@ class Watched:
             return value, step, time.monotonic() - began
 
     def learn(self, row: Row) -> None:
-        """Take the ways of the peer whose search did not end; 16-bit formats run alike."""
-        ways = ((row["peer"] or {}).get("unfinished") or {}).keys()
-        for gradient in dict.fromkeys((row["gradient"], ALL_GRADIENTS)):
-            self.unfinished.setdefault((row["layer"], gradient, row["dtype"] == "f32"), set()).update(ways)
+        """Take from a row which searches of the peer's end."""
+        peer = row["peer"] or {}
+        vain = set(peer.get("unfinished", ()))
+        for known, ways in ((self.finished, peer.get("ways", {}).keys() - vain), (self.unfinished, vain)):
+            for gradient in dict.fromkeys((row["gradient"], ALL_GRADIENTS)):
+                known.setdefault((row["layer"], gradient, row["dtype"] == "f32"), set()).update(ways)
 
     def row(self, layer: Layer, gradient: str, dtype: str, choice: Choice, left_out: dict[str, float]) -> Row | None:
         """One row; None where the time for all rows ended before it."""
@@ -146,7 +154,8 @@ class Watched:
                 for question in questions_of(layer, gradient, dtype, layout):
                     self.compiling.wait((str(question), None), COMPILED_SECONDS)
         given_up: dict[str, float] = {}
-        unfinished = dict.fromkeys(self.unfinished.get((layer.name, gradient, dtype == "float32"), ()), 0.0)
+        like = (layer.name, gradient, dtype == "float32")
+        unfinished = dict.fromkeys(self.unfinished.get(like, ()), 0.0)
         name, said = f"{layer.name} {dtype} {gradient}", set[str]()
 
         def waiting(seconds: float, step: str) -> None:
@@ -158,7 +167,8 @@ class Watched:
             if self.process is None:
                 self.start()
             self.connection.send((layer, gradient, dtype, choice, {**left_out, **given_up}, set(unfinished)))
-            answer, step, seconds = self.answer("row", self.end + GRACE_SECONDS, waiting)
+            short = {f"peer {way}" for way in ALL_WAYS if way not in self.finished.get(like, ())}
+            answer, step, seconds = self.answer("row", self.end + GRACE_SECONDS, waiting, short)
             if isinstance(answer, dict):
                 for what, ways in (("unfinished", unfinished), ("given_up", given_up)):
                     if ways and answer["peer"]:
