@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
+import subprocess
+import sys
 import types
 from typing import Any
 
@@ -131,3 +134,16 @@ def test_triton_refuses_a_negative_view_in_later_calls() -> None:
     CALLS["input"](x, w, dy)
     with pytest.raises(TypeError, match="plain strided"):
         CALLS["input"](x, w, torch._neg_view(dy))
+
+
+def test_watching_a_call_does_not_import_torchs_compiler() -> None:
+    """It takes seconds, in the first call of a process."""
+    script = ("import sys, torch\n"
+              "from convgrad.backends.triton.replay import Recording, Watch\n"
+              "recording = Recording(())\n"
+              "with Watch(recording):\n"
+              "    view = torch.zeros(4)[1:]\n"
+              "print(recording.whole, 'torch._dynamo.convert_frame' in sys.modules)\n")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+    assert done.stdout.split() == ["False", "False"], "zeros are no view"

@@ -141,6 +141,11 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.recording = recording
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would import its compiler for the first operation that is seen, for seconds, to keep it out of here."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not (func.is_view or func.overloadpacket in (torch.ops.aten.empty, torch.ops.aten.detach)):
             self.recording.whole = False
