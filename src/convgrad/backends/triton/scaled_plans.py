@@ -11,10 +11,10 @@ from ...problem import Plan, Problem
 from ...scaled import ALIGNMENT, Three, factor, scaled_plan, scales_of
 from .flat import flattened
 from .geometry import geometry, needs_wide
-from .launch import Launch, Step
+from .launch import INTERPRETED, Launch, Step
 from .numbers_on_device import TORCH_DTYPES, on_tensors
 from .plans import make_plan
-from .replay import Run
+from .replay import Recorded, Run
 from .scaling import scale_kernel
 from .tuning import tuned
 from .ways import Way, by_box_lines, gather_ways
@@ -29,16 +29,20 @@ def make_scaled_plan(problem: Problem, max_workspace: int | None) -> Plan:
     way = multiplying_way(problem, max_workspace)
     if way is None:
         return composed
-    plain = problem.with_(scaled=False)
     runs: dict[Kinds, Run] = {}
+    taken: dict[Any, bool] = {}
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any = None) -> None:
-        if not way.takes(operands[:2], results[0]):
+        tensors = (operands[0], operands[1], results[0])
+        lies = tuple([(tensor.stride(), tensor.data_ptr() & 15) for tensor in tensors])
+        if lies not in taken:
+            taken[lies] = way.takes(tensors[:2], tensors[2])
+        if not taken[lies]:
             composed.run(operands, results, workspace)
             return
         factors, kinds = factors_on(scales_of(problem, problem.wrt, operands[2:]), results[0].device)
         if kinds not in runs:
-            runs[kinds] = on_tensors(plain, lambda operands, results, workspace: way.run(
+            runs[kinds] = Recorded(lambda operands, results, workspace: way.run(
                 (*operands[:2], *in_places(operands[2:], kinds)), results[0], workspace))
         runs[kinds]((*operands[:2], *factors), results, workspace)
 
@@ -84,8 +88,9 @@ class TritonSums:
     def store(self, wrt: str, sums: Any, result: Any, scales: Three) -> None:
         factors, kinds = factors_on(scales, device_of(result))
         if kinds not in self.runs:
-            self.runs[kinds] = on_tensors(self.problem, lambda operands, results, workspace: scale(
+            run = on_tensors(self.problem, lambda operands, results, workspace: scale(
                 operands[0], results[0], *in_places(operands[1:], kinds)))
+            self.runs[kinds] = run if INTERPRETED else Recorded(run)
         self.runs[kinds]((sums, *factors), (result,), None)
 
 
