@@ -29,6 +29,7 @@ def make_scaled_plan(problem: Problem, max_workspace: int | None) -> Plan:
     way = multiplying_way(problem, max_workspace)
     if way is None:
         return composed
+    scales = scales_of(problem, problem.wrt)
     runs: dict[Kinds, Run] = {}
     taken: dict[Any, bool] = {}
 
@@ -40,7 +41,7 @@ def make_scaled_plan(problem: Problem, max_workspace: int | None) -> Plan:
         if not taken[lies]:
             composed.run(operands, results, workspace)
             return
-        factors, kinds = factors_on(scales_of(problem, problem.wrt, operands[2:]), results[0].device)
+        factors, kinds = factors_on(scales(operands), results[0].device)
         if kinds not in runs:
             runs[kinds] = Recorded(lambda operands, results, workspace: way.run(
                 (*operands[:2], *in_places(operands[2:], kinds)), results[0], workspace))
@@ -85,7 +86,7 @@ class TritonSums:
     def view(self, memory: Any, shape: tuple[int, ...], order: tuple[int, ...], format_name: str) -> Any:
         return memory.view(TORCH_DTYPES[format_name]).view(shape).permute(order)
 
-    def store(self, wrt: str, sums: Any, result: Any, scales: Three) -> None:
+    def store(self, sums: Any, result: Any, scales: Three) -> None:
         factors, kinds = factors_on(scales, device_of(result))
         if kinds not in self.runs:
             run = on_tensors(self.problem, lambda operands, results, workspace: scale(
