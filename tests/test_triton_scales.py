@@ -31,7 +31,8 @@ MULTIPLIED = [
     "conv e5m2>bf16 n4 c64 k64 i28x28 w3x3 s2x2 p1x1 NHWC OHWI",
     "input_grad e4m3 n4 c200 k64 i14x14 w3x3 p1x1 NHWC OHWI",
     "input_grad bf16>e5m2 n4 c64 k64 i14x14 w3x3 p1x1 g2 NHWC OHWI",
-    "conv e5m2>f32 n40 c256 k256 i14x14 w3x3 p1x1 NHWC OHWI",
+    "conv e4m3 n64 c64 k128 i28x28 w1x1 fp8 NHWC OHWI",
+    "conv e5m2 n32 c64 k256 i28x28 w1x1 NHWC OHWI",
 ]
 
 
