@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -13,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 from .frontends import Again, Kind, kind_of
 from .plan import plan
 from .problem import SPATIAL_LETTERS, Conv, Plan, Problem, axis_order, checked_int, checked_ints, checked_padding
+from .scaled import as_float32
 
 Scales = Mapping[str, Any]
 Ints = int | Sequence[int]
@@ -300,11 +300,7 @@ def checked_scales(scales: Scales | None, tensors: str, kind: Kind, like: Any) -
 
 
 def _checked_number(scale: Any, name: str) -> float:
-    value: float
-    try:
-        (value,) = struct.unpack("f", struct.pack("f", scale))
-    except OverflowError:
-        value = math.inf
+    value = as_float32(scale)
     if not 0 < value < math.inf:
         raise ValueError(f"scales[{name!r}] must be positive and finite as a float32, got {scale!r}")
     return value

@@ -7,6 +7,7 @@ cannot multiply where it stores makes the sums first and multiplies them afterwa
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
@@ -29,8 +30,18 @@ def scales_of(problem: Problem, wrt: str) -> Callable[[tuple[Any, ...]], Three]:
 
 
 def factor(first: float, second: float, own: float) -> float:
-    """What a result's sums are multiplied by, in float64; the product of two float32 numbers is exact there."""
-    return first * second / own
+    """What a result's sums are multiplied by: computed in float64, where the product of two scales is exact, and
+    rounded to float32, so that its products with float32 sums are exact in float64."""
+    return as_float32(first * second / own)
+
+
+def as_float32(number: Any) -> float:
+    """The nearest float32."""
+    try:
+        value: float = struct.unpack("f", struct.pack("f", number))[0]
+    except OverflowError:
+        value = math.inf
+    return value
 
 
 class Sums(Protocol):
@@ -45,7 +56,7 @@ class Sums(Protocol):
         """Bytes as an array of `shape` whose axes are then put into `order`."""
 
     def store(self, sums: Any, result: Any, scales: Three) -> None:
-        """Multiply sums by their factor, in float64, and round them once into the result, which may be the sums."""
+        """Multiply sums by their factor and round the products once into the result, which may be the sums."""
 
 
 PlanSums = Callable[[Problem, int | None], Plan]  # of a problem, within a workspace
