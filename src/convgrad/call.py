@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -13,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 from .frontends import Again, Kind, kind_of
 from .plan import plan
 from .problem import SPATIAL_LETTERS, Conv, Plan, Problem, axis_order, checked_int, checked_ints, checked_padding
+from .scaled import as_float32
 
 Scales = Mapping[str, Any]
 Ints = int | Sequence[int]
@@ -272,36 +272,37 @@ def checked_scales(scales: Scales | None, tensors: str, kind: Kind, like: Any) -
     """The scale of every named tensor: a float, 1.0 where none is given, or an array that only a GPU can read."""
     if scales is None:
         return NOTHING
-    names = tensors.split(", ")
     if not isinstance(scales, Mapping):
         raise TypeError(f"scales must be a dict of numbers by tensor ({tensors}), got {scales!r}")
-    for name in scales:
-        if name not in names:
+    found: dict[str, Any] = dict.fromkeys(tensors.split(", "), 1.0)
+    arrays = {}
+    for name, scale in scales.items():
+        if name not in found:
             raise ValueError(f"scales[{name!r}]: the tensors of this call are {tensors}")
-    return {name: _checked_scale(scales[name], f"scales[{name!r}]", kind, like) if name in scales else 1.0
-            for name in names}
-
-
-def _checked_scale(scale: Any, name: str, kind: Kind, like: Any) -> Any:
-    rule = f"{name} must be a number, or a float32 array of one element where the operands are"
-    if isinstance(scale, bool) or not (isinstance(scale, Real) or hasattr(scale, "dtype")):
-        raise TypeError(f"{rule}, got {scale!r}")
-    if not isinstance(scale, Real):
-        if str(scale.dtype).rpartition(".")[2] != "float32" or math.prod(scale.shape) != 1:
-            raise TypeError(f"{rule}, got {scale.dtype} of shape {tuple(scale.shape)}")
-        together = {"the first operand": like, name: scale}
+        if isinstance(scale, Real) and not isinstance(scale, bool):
+            found[name] = _checked_number(scale, name)
+            continue
+        one = hasattr(scale, "dtype") and str(scale.dtype).endswith("float32") and math.prod(scale.shape) == 1
+        if not one:
+            shown = f"{scale.dtype} of shape {tuple(scale.shape)}" if hasattr(scale, "dtype") else repr(scale)
+            raise TypeError(f"scales[{name!r}] must be a number, or a float32 array of one element where the operands "
+                            f"are, got {shown}")
+        arrays[name] = scale
+    if arrays:
+        together = {"the first operand": like, **{f"scales[{name!r}]": scale for name, scale in arrays.items()}}
         kind_of(together, SAME_NAMES)  # one kind
         kind.home(together)  # one device
-        view = kind.operand(scale, name, None, "float32")
-        if not hasattr(view, "ctypes"):  # on a GPU: reading it would have to wait for what computes it
-            return view
-        scale = view.item()
-    try:
-        (value,) = struct.unpack("f", struct.pack("f", scale))
-    except OverflowError:
-        value = math.inf
+    for name, scale in arrays.items():
+        view = kind.operand(scale, f"scales[{name!r}]", None, "float32")
+        # one on a GPU is not read: that would have to wait for what computes it
+        found[name] = _checked_number(view.item(), name) if hasattr(view, "ctypes") else view
+    return found
+
+
+def _checked_number(scale: Any, name: str) -> float:
+    value = as_float32(scale)
     if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be positive and finite as a float32, got {scale!r}")
+        raise ValueError(f"scales[{name!r}] must be positive and finite as a float32, got {scale!r}")
     return value
 
 

@@ -132,7 +132,8 @@ def _compose(problem: Problem, backend: str | None, max_workspace_bytes: int | N
             call()
 
     backends = list(dict.fromkeys(part.backend for part in parts))
-    as_one = getattr(load(backends[0]), "as_one", None) if len(backends) == 1 and not problem.scaled else None
+    alike = len(backends) == 1 and not problem.scaled  # scales need not be tensors
+    as_one = getattr(load(backends[0]), "as_one", None) if alike else None
     return Plan(problem, "+".join(backends), " + ".join(part.kernel for part in parts),
                 as_one(run, calls) if as_one else run, max(part.workspace_bytes for part in parts),
                 tuple(note for part in parts for note in (f"{part.problem.wrt}: {part.kernel}", *part.notes)))

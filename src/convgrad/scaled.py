@@ -7,6 +7,7 @@ cannot multiply where it stores makes the sums first and multiplies them afterwa
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
@@ -17,16 +18,30 @@ ALIGNMENT = 64  # bytes, of sums in a workspace
 Three = tuple[Any, Any, Any]
 
 
-def scales_of(problem: Problem, wrt: str, scales: tuple[Any, ...]) -> Three:
-    """The scales that make one result's factor: of its one or two operands (a bias gradient has one), and its own."""
-    by_name = dict(zip(problem.scales, scales))
-    first, *second = (by_name[f"{name}_scale"] for name in OPERANDS[wrt])
-    return first, second[0] if second else 1.0, by_name[f"{SCALED_RESULTS[wrt]}_scale"]
+def scales_of(problem: Problem, wrt: str) -> Callable[[tuple[Any, ...]], Three]:
+    """Finds in a problem's inputs those scales that make one result's factor: of its operands (1 for the second of a
+    bias gradient, which has one), and its own."""
+    inputs = (*problem.operands, *problem.scales)
+    first, *second = (inputs.index(f"{name}_scale") for name in OPERANDS[wrt])
+    own = inputs.index(f"{SCALED_RESULTS[wrt]}_scale")
+    if not second:
+        return lambda given: (given[first], 1.0, given[own])
+    return lambda given: (given[first], given[second[0]], given[own])
 
 
 def factor(first: float, second: float, own: float) -> float:
-    """What a result's sums are multiplied by, in float64; the product of two float32 numbers is exact there."""
-    return first * second / own
+    """What a result's sums are multiplied by: computed in float64, where the product of two scales is exact, and
+    rounded to float32, so that its products with float32 sums are exact in float64."""
+    return as_float32(first * second / own)
+
+
+def as_float32(number: Any) -> float:
+    """The nearest float32."""
+    try:
+        value: float = struct.unpack("f", struct.pack("f", number))[0]
+    except OverflowError:
+        value = math.inf
+    return value
 
 
 class Sums(Protocol):
@@ -40,8 +55,8 @@ class Sums(Protocol):
     def view(self, memory: Any, shape: tuple[int, ...], order: tuple[int, ...], format_name: str) -> Any:
         """Bytes as an array of `shape` whose axes are then put into `order`."""
 
-    def store(self, wrt: str, sums: Any, result: Any, scales: Three) -> None:
-        """Multiply sums by their factor, in float64, and round them once into the result, which may be the sums."""
+    def store(self, sums: Any, result: Any, scales: Three) -> None:
+        """Multiply sums by their factor and round the products once into the result, which may be the sums."""
 
 
 PlanSums = Callable[[Problem, int | None], Plan]  # of a problem, within a workspace
@@ -56,13 +71,14 @@ def scaled_plan(problem: Problem, plan_sums: PlanSums, sums: Sums, max_workspace
     wide = "float64" if problem.dtype == "float64" else "float32"
     plain = problem.with_(scaled=False, out_dtype=wide)
     count = len(problem.operands)
+    factors = [scales_of(problem, wrt) for wrt in problem.results]
     if problem.out_dtype == wide:
         made = plan_sums(plain, max_workspace_bytes)
 
         def run_in_place(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any = None) -> None:
             made.run(operands[:count], results, workspace)
-            for wrt, result in zip(problem.results, results):
-                sums.store(wrt, result, result, scales_of(problem, wrt, operands[count:]))
+            for result, scales in zip(results, factors):
+                sums.store(result, result, scales(operands))
 
         return named(problem, made, run_in_place, made.workspace_bytes, "in place")
     if "input" in problem.results and len(problem.results) > 1:
@@ -71,23 +87,20 @@ def scaled_plan(problem: Problem, plan_sums: PlanSums, sums: Sums, max_workspace
     parts = parts_of(plain, plan_sums, sums.most_bytes, max_workspace_bytes)
     images = max(parts)
     held = sums_bytes(parts[images].problem)
+    placed = {number: places(part.problem) for number, part in parts.items()}
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any = None) -> None:
         memory, rest = sums.memory(workspace, held, results[0])
         for begin in range(0, max(1, batch), max(1, images)):
             end = min(begin + images, batch)
-            part = parts[end - begin]
-            made, at = [], 0
-            for wrt in problem.results:
-                shape, order = in_memory(part.problem, wrt)
-                size = math.prod(shape) * DTYPES[wide][1]
-                made.append(sums.view(memory[at:at + size], shape, order, wide))
-                at += -(-size // ALIGNMENT) * ALIGNMENT
-            part.run(tuple(operand if name == "weight" else operand[begin:end]
-                           for name, operand in zip(problem.operands, operands)), tuple(made), rest)
-            for wrt, array, result in zip(problem.results, made, results):
-                sums.store(wrt, array, result[begin:end] if by_images else result,
-                           scales_of(problem, wrt, operands[count:]))
+            made = tuple([sums.view(memory[first:last], shape, order, wide)
+                          for first, last, shape, order in placed[end - begin]])
+            part = operands[:count] if images == batch else \
+                tuple([operand if name == "weight" else operand[begin:end]
+                       for name, operand in zip(problem.operands, operands)])
+            parts[end - begin].run(part, made, rest)
+            for array, result, scales in zip(made, results, factors):
+                sums.store(array, result[begin:end] if by_images else result, scales(operands))
 
     needed = held + ALIGNMENT - 1 + max(part.workspace_bytes for part in parts.values())
     return named(problem, parts[images], run, needed, f"of {images} images at a time in {held:,} bytes")
@@ -121,18 +134,22 @@ def of_images(problem: Problem, images: int) -> Problem:
 
 def sums_bytes(problem: Problem) -> int:
     """Bytes of all results, each aligned."""
-    sizes = (math.prod(problem.conv.shape_of(wrt)) * DTYPES[problem.out_dtype][1] for wrt in problem.results)
-    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
+    return -(-places(problem)[-1][1] // ALIGNMENT) * ALIGNMENT
 
 
-def in_memory(problem: Problem, wrt: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A result's extents in the order of the problem's layout, and where each canonical axis is among them."""
-    shape = problem.conv.shape_of(wrt)
-    if wrt == "bias":
-        return shape, (0,)
-    weights = wrt == "weight"
-    order = axis_order(problem.weight_layout if weights else problem.layout, problem.conv.axes, weights)
-    return tuple(shape[order.index(place)] for place in range(len(shape))), order
+def places(problem: Problem) -> list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]:
+    """Where sums lie in their memory, for every result: first byte and the one after the last, extents in the order of
+    the problem's layout, and where each canonical axis is among them."""
+    found, begin = [], 0
+    for wrt in problem.results:
+        shape = problem.conv.shape_of(wrt)
+        weights = wrt == "weight"
+        order = (0,) if wrt == "bias" else \
+            axis_order(problem.weight_layout if weights else problem.layout, problem.conv.axes, weights)
+        end = begin + math.prod(shape) * DTYPES[problem.out_dtype][1]
+        found.append((begin, end, tuple(shape[order.index(place)] for place in range(len(shape))), order))
+        begin = -(-end // ALIGNMENT) * ALIGNMENT
+    return found
 
 
 def named(problem: Problem, sums: Plan, run: Any, workspace_bytes: int, where: str) -> Plan:

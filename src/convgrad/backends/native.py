@@ -68,7 +68,7 @@ class NativeSums:
     def view(self, memory: Any, shape: tuple[int, ...], order: tuple[int, ...], format_name: str) -> Any:
         return memory.view(format_name).reshape(shape).transpose(order)
 
-    def store(self, wrt: str, sums: Any, result: Any, scales: Three) -> None:
+    def store(self, sums: Any, result: Any, scales: Three) -> None:
         _native.scale(sums, result, self.types, factor(*scales), self.threads)
 
 

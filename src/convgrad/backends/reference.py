@@ -24,12 +24,11 @@ def plan(problem: Problem, *, max_workspace_bytes: int | None = None, num_thread
     def run(operands: tuple[Any, ...], results: tuple[Array, ...], workspace: Any = None) -> None:
         stored = dict(zip(problem.operands, operands))
         values = {name: decode(array, problem.dtype) for name, array in stored.items()}
-        scales = tuple(float(scale) for scale in operands[len(stored):])
         with np.errstate(invalid="ignore", over="ignore"):  # Inf and NaN are values like others here
             for wrt, result in zip(problem.results, results):
                 exact = solve(problem.conv, wrt, values, problem.compute)
                 if problem.scaled:
-                    exact = exact * factor(*scales_of(problem, wrt, scales))
+                    exact = exact * factor(*map(float, scales_of(problem, wrt)(operands)))
                 store(result, encode(exact, problem.out_dtype))
 
     return Plan(problem, NAME, "float64_numpy", run, notes=("float64 NumPy, one tap at a time",))

@@ -71,7 +71,7 @@ class Recording:
     def place_of(self, view: Any) -> tuple[int, int]:
         """Which tensor a view is of, and how many bytes after it begins."""
         begin = view.data_ptr()
-        found = [number for number, tensor in enumerate(self.tensors) if view is tensor] or \
+        found = [number for number, tensor in enumerate(self.tensors) if view is tensor][:1] or \
             [number for number, tensor in enumerate(self.tensors)
              if tensor.data_ptr() <= begin < tensor.data_ptr() + reach(tensor)]
         if len(found) != 1:  # memory of another origin, or of tensors that lie between each other
@@ -225,7 +225,7 @@ class Recorded:
         key = (device, *[tensor.stride() for tensor in tensors])
         if together & 15:  # some tensor is not aligned to 16 bytes: it matters which
             key += tuple([pointer & 15 for pointer in pointers])
-        if len(set(pointers)) < len(pointers):  # one tensor twice: its address belongs to the place it came from
+        if len(set(pointers)) < len(pointers):  # one tensor twice: a recording takes its address from the first place
             key += ("same", *[pointers.index(pointer) for pointer in pointers])
         recording = self.recordings.get(key)
         if recording is not None:

@@ -21,12 +21,15 @@ def as_stored(sums, result, scales):
             factor *= gl.load(second).to(gl.float64)
         if own is not None:
             factor /= gl.load(own).to(gl.float64)
-        value = sums.to(gl.float64) * factor
-        narrowed = value.to(gl.float32)
-        if stored.primitive_bitwidth < 32:  # its last bit 1 where anything was cut off: see elements.as_odd_float32
-            back = narrowed.to(gl.float64)
-            bits = narrowed.to(gl.uint32, bitcast=True) - (gl.abs(back) > gl.abs(value)).to(gl.uint32)
-            narrowed = gl.where(back == value, bits, bits | 1).to(gl.float32, bitcast=True)
+        times = gl.full(sums.shape, 0.0, gl.float32, sums.type.layout) + factor.to(gl.float32)
+        narrowed = sums * times
+        if stored.primitive_bitwidth < 32:
+            # Towards zero, and the last bit 1 where anything was cut off: then the next rounding is as one of both.
+            error = gl.fma(sums, times, -narrowed)  # exact; NaN where the sum is Inf or NaN
+            inexact = (error < 0) | (error > 0)
+            beyond = inexact & ((error < 0) != (narrowed < 0))
+            bits = narrowed.to(gl.uint32, bitcast=True) - beyond.to(gl.uint32)
+            narrowed = (bits | inexact.to(gl.uint32)).to(gl.float32, bitcast=True)
     # NOTE: the conversion to FP8 gives the largest finite value for all beyond
     if stored == gl.float8e4nv:
         return gl.where(gl.abs(narrowed) > 464.0, float("nan"), narrowed).to(stored)

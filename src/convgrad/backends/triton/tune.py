@@ -94,7 +94,7 @@ def read_problems(words: Iterable[str], wanted: str = "") -> list[Problem]:
                                                             not any(part in line for part in some)):
                 continue
             found += gradients_of(line.rpartition("|")[2]) if "|" in line else [Problem.parse(line)]
-    return [problem.with_(device="cuda") for problem in found]
+    return [problem.with_(device="cuda", scaled=False) for problem in found]
 
 
 def gradients_of(layer: str) -> list[Problem]:
