@@ -55,13 +55,13 @@ def box_at(described: Any, start: tuple[int, ...]) -> Any:
     return out.reshape(-1, out.shape[-1])
 
 
-def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any) -> Any:
-    """The sums of weight_lines.py in NumPy, from the launch that the plan describes: (O, I, three taps)."""
+def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any, rows_of_bias: int) -> tuple[Any, Any]:
+    """The sums of weight_lines.py in NumPy, from the launch that the plan describes: (O, I, three taps), and of dy."""
     shape = (geo.groups * geo.group_out, geo.group_in, *geo.kernel)
     launch = step.describe(dy, x, torch.empty((tile.splits, *shape)))
-    names = step.kernel.arg_names[6:6 + len(launch.scalars)]
+    names = step.kernel.arg_names[7:7 + len(launch.scalars)]
     v = {**dict(zip(names, launch.scalars)), **launch.constants}
-    dy_box, x_box, _, _, _, table = launch.leading(dy, x, None)
+    dy_box, x_box, _, _, _, _, table = launch.leading(dy, x, None)
     kernel, stride, dilation, pad, sizes = ([v[f"{letter}{a}"] for a in range(3)] for letter in "KTDPB")
     axis, taps, box = v["AXIS"], v["NT"], (v["PN"], *sizes)
     spacing = dilation[axis] if v["CHAIN"] and stride[axis] == 1 else 1
@@ -74,6 +74,8 @@ def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any) -> Any:
     else:
         segments = table.reshape(-1, 5).tolist()
     assert len(segments) == launch.grid[0] * v["SEGMENTS"]
+    bias = np.full((rows_of_bias, v["b_split"]), np.nan)
+    shares = rows_of_bias // tile.splits
     written = set()
     for number, part, begin, end, fill in segments:
         assert v["FILL"] or fill == 0
@@ -89,6 +91,10 @@ def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any) -> Any:
             run = -(-count // v["PARTS"])
             begin, end = min(part * run, count), min(part * run + run, count)
         reach = [tap[a] * dilation[a] - pad[a] for a in range(3)]
+        share = [other for other in tiles if (other[0], other[4]) == (group, k)].index(tiles[number])
+        for_bias = range(begin + share * (end - begin) // max(shares, 1),
+                         begin + (share + 1) * (end - begin) // max(shares, 1))
+        sums = np.zeros(tile.BK)
         for line in range(begin, end):
             rest, at = divmod(line, v["length"])
             rest, residue = divmod(rest, v["spread"])
@@ -99,6 +105,7 @@ def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any) -> Any:
             q[axis] += residue + at * spacing
             n = rest * box[0]
             a_line = box_at(dy_box, (n, *q, group * geo.group_out + k))
+            sums += a_line.sum(0) if line in for_bias else 0
             for t in range(taps):
                 i = [q[a] * stride[a] + reach[a] + (t * dilation[a] if a == axis else 0) for a in range(3)]
                 b_line = box_at(x_box, (n, *i, group * geo.group_in + c))
@@ -107,8 +114,11 @@ def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any) -> Any:
                     rows, columns = min(tile.BK, geo.group_out - k), min(tile.CB, geo.group_in - c)
                     result[(slice(group * geo.group_out + k, group * geo.group_out + k + rows), slice(c, c + columns),
                             *here)] += (a_line.T @ b_line)[:rows, :columns]
+        if rows_of_bias:
+            last = min(k + tile.BK, geo.group_out)
+            bias[part * shares + share, group * geo.group_out + k:group * geo.group_out + last] = sums[:last - k]
     assert written == set(itertools.product(range(len(tiles)), range(tile.splits)))
-    return result
+    return result, bias
 
 
 def inside(tap: list[int], v: dict[str, Any], box: tuple[int, ...]) -> tuple[list[int], list[int]]:
@@ -146,7 +156,10 @@ def test_lines_cover_every_product_once(text: str, monkeypatch: pytest.MonkeyPat
     for tile in list(by_shape.values())[::max(1, len(by_shape) // 4)]:
         tile = line_plans.settled(seen, tile)
         tile = line_plans.turned(seen, tile) if problem.weight_layout.endswith("O") else tile
-        result = walk(seen, tile, line_plans.line_weight(seen, tile), dy, x)
+        rows = line_plans.bias_rows(seen, tile)
+        result, bias = walk(seen, tile, line_plans.line_weight(seen, tile), dy, x, rows)
+        if rows:
+            assert np.array_equal(bias.sum(0), operands[0].sum((0, *range(2, operands[0].ndim)))), str(tile)
         taps = (*seen.kernel[:3 - fold], *geo.kernel[3 - fold:])
         result = result.reshape(result.shape[0], -1, *seen.kernel)
         if fold:  # rows are (folded taps, channel)

@@ -24,6 +24,7 @@ from .line_schedule import (
     as_table,
     cut_alike,
     dealt_out,
+    lines_of,
     lines_of_taps,
     lines_of_tiles,
     most_parts,
@@ -174,6 +175,11 @@ class LinePlan:
     step: Step
     copies: tuple[int, int]  # bytes, of dy and x
 
+    @property
+    def bias_shape(self) -> tuple[int, int]:
+        """Of the partial sums of the bias gradient; no rows where there can be none."""
+        return bias_rows(folded(self.geo, self.fold), self.tile), self.geo.groups * self.geo.group_out
+
     def take(self, dy: Any, x: Any) -> bool:
         seen = folded_view(x, self.geo, self.fold)
         dy_copy, x_copy = self.copies
@@ -185,7 +191,7 @@ class LinePlan:
         return (padded(dy, memory[:end], dy.dtype) if self.copies[0] else dy,
                 padded(x, memory[end:end + self.copies[1] // 4], x.dtype) if self.copies[1] else x)
 
-    def write(self, dy: Any, x: Any, result: Any) -> None:
+    def write(self, dy: Any, x: Any, result: Any, *bias: Any) -> None:
         """Write partial sums to a result (run, O, I, three axes), or the gradient itself to one without runs.
 
         Folded axes need the former: a gradient may lie in any layout.
@@ -195,7 +201,7 @@ class LinePlan:
             keep = 3 - self.fold
             shape = (runs, outputs, inputs * math.prod(taps[keep:]), *taps[:keep], *(1,) * self.fold)
             result = result.as_strided(shape, result.stride())
-        self.step(dy, folded_view(x, self.geo, self.fold), result)
+        self.step(dy, folded_view(x, self.geo, self.fold), result, *bias)
 
 
 def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> LinePlan | None:
@@ -265,24 +271,6 @@ def line_boxes(geo: Geometry, axis: int, taps: int, chain: bool, pixels: int) ->
 def skips(geo: Geometry, tile: LineTile) -> bool:
     """Whether the box of a tile is not the compact one."""
     return tile.box != line_boxes(geo, tile.axis, tile.NT, tile.chain, math.prod(tile.box))[0]
-
-
-@dataclass(frozen=True)
-class Lines:
-    """How a tile walks over the pixels."""
-
-    length: int  # of a chain
-    spread: int  # chains between each other: one per residue of the dilation
-    boxes: tuple[int, int, int, int]  # on (n, three axes), 1 on the axis of the chain
-
-
-def lines_of(geo: Geometry, box: Box, axis: int, chain: bool) -> Lines:
-    boxes = [-(-extent // size) for extent, size in zip((geo.batch, *geo.y), box)]
-    length = spread = 1
-    if chain:
-        spread = geo.dilation[axis] if geo.stride[axis] == 1 else 1
-        length, boxes[1 + axis] = -(-geo.y[axis] // spread), 1
-    return Lines(length, spread, tuple(boxes))  # type: ignore[arg-type]
 
 
 def choose_lines(geo: Geometry, max_workspace: int | None, fold: int = 0) -> LineTile | None:
@@ -400,8 +388,23 @@ def schedule_of(geo: Geometry, tile: LineTile) -> list[list[Segment]]:
     return dealt_out(counts, tile.programs) if tile.programs else cut_alike(counts, tile.splits)
 
 
+def bias_rows(geo: Geometry, tile: LineTile) -> int:
+    """Rows of partial sums of dy that a launch writes beside the weight gradient; 0 where it cannot.
+
+    The tiles with the same output channels share the lines among them, so all must have all lines.
+    """
+    lines = lines_of(geo, tile.box, tile.axis, tile.chain)
+    by_taps = lines_of_taps(geo, tile.box, tile.axis, tile.NT, tile.chain, lines.length * lines.spread)
+    every = lines.length * lines.spread * math.prod(lines.boxes)
+    if tile.programs or tile.turned or set(by_taps) != {every}:
+        return 0
+    return tile.splits * len(by_taps) * -(-geo.group_in // tile.CB)
+
+
 def line_weight(geo: Geometry, tile: LineTile, products: int = 1, add: bool = False) -> Step:
     """The launch that writes the partial sums of all runs, or with one run the weight gradient itself.
+
+    Where it is given memory for `bias_rows` rows of channels, it writes sums of dy there as well.
 
     Operands of several parts (see part_plans.py): geo.batch counts the images of all `products` of parts. `add`: to
     what is in the result already.
@@ -417,24 +420,24 @@ def line_weight(geo: Geometry, tile: LineTile, products: int = 1, add: bool = Fa
     pn, b0, b1, b2 = tile.box
     y_slots, x_slots = (tile.y_slots, tile.x_slots) if tile.NT > 1 else (min(tile.y_slots, tile.x_slots),) * 2
 
-    def leading(dy: Any, x: Any, result: Any) -> tuple[Any, ...]:
+    def leading(dy: Any, x: Any, result: Any, bias: Any = None) -> tuple[Any, ...]:
         table = constant_tensor(tables, dy.device, lambda: torch.tensor(
             numbers, dtype=torch.int32, device=dy.device)) if tile.programs else None
         return (box_descriptor(dy, tile.box, tile.BK), box_descriptor(x, tile.box, tile.CB, geo.stride), dy, x, result,
-                table)
+                bias, table)
 
-    def launch(dy: Any, x: Any, result: Any) -> Launch:
+    def launch(dy: Any, x: Any, result: Any, bias: Any = None) -> Launch:
         yn, _, *y = strides_of(dy)
         xn, _, *xs = strides_of(x)
         r_split, ro, ri, *r = tuple(result.stride()) if result.dim() == 6 else (0, *strides_of(result))
-        constants = {**geo.constants(), "KG": geo.group_out, "CG": geo.group_in, "PRODUCTS": products, "ADD": add,
-                     "FILL": fill, "TURNED": tile.turned, "SEGMENTS": segments,
+        constants = {**geo.constants(), "KG": geo.group_out, "CG": geo.group_in, "BIAS": bias is not None,
+                     "PRODUCTS": products, "ADD": add, "FILL": fill, "TURNED": tile.turned, "SEGMENTS": segments,
                      "PARTS": 0 if tile.programs else tile.splits, "AXIS": tile.axis, "NT": tile.NT,
                      "CHAIN": tile.chain, "PN": pn, "B0": b0, "B1": b1, "B2": b2, "BK": tile.BK, "CB": tile.CB,
                      "YS": y_slots, "XS": x_slots, "WARPS": tile.warps}
         batch = geo.batch // products
         scalars = (batch, *geo.y, *geo.x, lines.length, lines.spread, *lines.boxes[1:], -(-batch // pn), yn, *y,
-                   xn, *xs, r_split, ro, ri, *r)
+                   xn, *xs, r_split, ro, ri, *r, geo.groups * geo.group_out)
         return Launch((len(schedule),), scalars, constants, tile.warps, 1, leading,
                       HALF_REGISTERS if tile.together == 2 else None)
 

@@ -30,7 +30,7 @@ from . import (
 from .geometry import Geometry, strides_of
 from .launch import Launch, Step
 from .numbers_on_device import rounding, scratch
-from .part_sums import add_parts_kernel
+from .part_sums import add_parts_kernel, reduce_kernel
 from .tiles import MULTIPROCESSORS, packs_phases, reduce_tile, workspace_limit
 from .tuning import Choice, fields_of, left_out, tuned
 
@@ -42,14 +42,19 @@ FEW_PARTS = 8  # that one program of the adding kernel loads at once
 
 @dataclass(frozen=True)
 class Way:
-    """`takes(operands, result)` says whether the tensors lie as needed; `run(operands, result, workspace)` computes."""
+    """`takes(operands, result)` says whether the tensors lie as needed; `run(operands, result, workspace)` computes.
+
+    A weight gradient with `bias_bytes` (of workspace, more) sums the bias gradient in the same pass, where `run` gets
+    that result as well.
+    """
 
     name: str
     note: str
     seconds: float  # expected
     workspace_bytes: int
     takes: Callable[[Operands, Any], bool]
-    run: Callable[[Operands, Any, Any], None]
+    run: Callable[..., None]
+    bias_bytes: int = 0
     writes_columns: bool = False  # results with channels first, about as fast as others
 
 
@@ -99,13 +104,13 @@ def weight_by_blocks(problem: Problem, geo: Geometry, max_workspace: int | None,
     shape = (plan.splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
     add = add_step(geo, plan.splits)
 
-    def run(operands: Operands, result: Any, workspace: Any) -> None:
-        partial = scratch(problem, workspace, shape, result)
-        plan.write(*operands, partial)
+    def write(dy: Any, x: Any, partial: Any, result: Any, *bias: Any) -> None:
+        plan.write(dy, x, partial, *bias)
         add(partial, result)
 
     return Way(f"blocks_{short(problem)}_{plan.tile.WT}_split{plan.splits}", str(plan.tile), plan.tile.seconds,
-               4 * math.prod(shape), lambda operands, result: block_plans.takes(*operands), run)
+               4 * math.prod(shape), lambda operands, result: block_plans.takes(*operands),
+               collecting(problem, shape, plan.bias_shape, write), 4 * math.prod(plan.bias_shape))
 
 
 def by_cells(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
@@ -237,18 +242,18 @@ def by_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice:
     copied = sum(plan.copies) // 4
     needed = copied + (math.prod(shape) if splits > 1 else 0)
 
-    def run(operands: Operands, result: Any, workspace: Any) -> None:
-        memory = scratch(problem, workspace, (needed,), result) if needed else None
-        dy, x = plan.copied(operands[0], operands[1], memory)
-        if memory is None or splits == 1:
-            plan.write(dy, x, result)
+    def write(dy: Any, x: Any, memory: Any, result: Any, *bias: Any) -> None:
+        dy, x = plan.copied(dy, x, memory)
+        if splits == 1:
+            plan.write(dy, x, result, *bias)
             return
         partial = memory[copied:].view(shape)
-        plan.write(dy, x, partial.permute(0, 1, 5, 2, 3, 4))
+        plan.write(dy, x, partial.permute(0, 1, 5, 2, 3, 4), *bias)
         add(partial, result)
 
     return Way(f"lines_{short(problem)}_{tile.BK}x{tile.NT}x{tile.CB}_split{splits}", str(tile), tile.seconds,
-               4 * needed, lambda operands, result: plan.take(operands[0], operands[1]), run)
+               4 * needed, lambda operands, result: plan.take(operands[0], operands[1]),
+               collecting(problem, (needed,), plan.bias_shape, write), 4 * math.prod(plan.bias_shape))
 
 
 def by_decoded_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
@@ -294,11 +299,36 @@ def by_windows(problem: Problem, geo: Geometry, max_workspace: int | None, choic
 
 def collected(problem: Problem, plan: Any, name: str, note: str, seconds: float) -> Way:
     """The way of a plan that sums into memory of `plan.shape` and collects the result from it."""
-    def run(operands: Operands, result: Any, workspace: Any) -> None:
-        plan.write(operands[0], operands[1], scratch(problem, workspace, plan.shape, result), result)
-
     return Way(name, note, seconds, 4 * math.prod(plan.shape),
-               lambda operands, result: plan.take(operands[0], operands[1]), run)
+               lambda operands, result: plan.take(operands[0], operands[1]),
+               collecting(problem, plan.shape, plan.bias_shape, plan.write), 4 * math.prod(plan.bias_shape))
+
+
+def collecting(problem: Problem, shape: tuple[int, ...], bias_shape: tuple[int, int],
+               write: Callable[..., None]) -> Callable[..., None]:
+    """A way's runner by `write(dy, x, memory of `shape`, result)`, or with memory of `bias_shape` as the last one."""
+    words = math.prod(shape)
+    add = bias_add_step(bias_shape[1], bias_shape[0])
+
+    def run(operands: Operands, result: Any, workspace: Any, bias: Any = None) -> None:
+        more = 0 if bias is None else math.prod(bias_shape)
+        memory = scratch(problem, workspace, (words + more,), result) if words + more else None
+        sums = None if memory is None else memory[:words].view(shape)
+        if bias is None:
+            write(*operands, sums, result)
+        elif memory is not None:
+            bias_sums = memory[words:].view(bias_shape)
+            write(*operands, sums, result, bias_sums)
+            add(bias_sums, bias)
+
+    return run
+
+
+def bias_add_step(channels: int, parts: int) -> Step:
+    """The kernel that adds partial bias gradients in order."""
+    return Step(reduce_kernel, lambda partial, result: Launch(
+        (-(-channels // reduce_tile(channels, parts)[1]),), (channels, parts, 1, 1, 1, 1, result.stride(0), 0, 0, 0, 0),
+        dict(zip(("BS", "BE"), reduce_tile(channels, parts))), 4, 1))
 
 
 def add_step(geo: Geometry, splits: int) -> Step:

@@ -118,6 +118,7 @@ class WidePlan:
     step: Step  # (dy, x, partial) -> None, of the wider problem
     collect: Step
     note: str
+    bias_shape: tuple[int, int] = (0, 0)  # of the partial sums of the bias gradient; no rows where there can be none
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -151,10 +152,10 @@ class WidePlan:
         seen = self.views(dy, x)
         return seen is not None and tensors_fit(*seen)
 
-    def write(self, dy: Any, x: Any, partial: Any, result: Any) -> None:
+    def write(self, dy: Any, x: Any, partial: Any, result: Any, *bias: Any) -> None:
         seen = self.views(dy, x)
         assert seen is not None
-        self.step(*seen, partial.permute(0, 1, 5, 2, 3, 4))
+        self.step(*seen, partial.permute(0, 1, 5, 2, 3, 4), *bias)
         self.collect(partial, result)
 
 
@@ -191,7 +192,8 @@ def worth_measuring(problem: Problem, geo: Geometry, count: int = 6) -> list[Cho
 def wide_plan(geo: Geometry, way: Widening, tile: LineTile) -> WidePlan:
     wide = wider(geo, way)
     return WidePlan(geo, way, wide, tile.splits, tile.seconds, line_plans.line_weight(wide, tile),
-                    collect_step(geo, way, wide, tile.splits), f"{tile}; {way}")
+                    collect_step(geo, way, wide, tile.splits), f"{tile}; {way}",
+                    (0 if way.swapped else way.fold * line_plans.bias_rows(wide, tile), geo.groups * geo.group_out))
 
 
 def collect_step(geo: Geometry, way: Widening, wide: Geometry, splits: int, folded: bool = True) -> Step:
