@@ -58,8 +58,8 @@ def copy_source(source_box, slots, full, empty, items, whole, counts, source_ext
 @gluon.jit
 def copy_weight(weight_box, slots, full, empty, items, whole, counts, source_extents, GEOMETRY: gl.constexpr,
                 SHAPE: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr,
-                WEIGHT_COL: gl.constexpr, TURNED: gl.constexpr, CB: gl.constexpr, PARTS: gl.constexpr,
-                SLOTS: gl.constexpr, BYTES: gl.constexpr):
+                WEIGHT_RED: gl.constexpr, WEIGHT_COL: gl.constexpr, TURNED: gl.constexpr, CB: gl.constexpr,
+                PARTS: gl.constexpr, SLOTS: gl.constexpr, BYTES: gl.constexpr):
     """The warp that copies boxes of the weight: one for every tap and step of channels."""
     K, T, D, _P, G, INPUT = GEOMETRY
     DEPTH_STEPS: gl.constexpr = (RED + CB - 1) // CB
@@ -85,10 +85,10 @@ def copy_weight(weight_box, slots, full, empty, items, whole, counts, source_ext
                     tma.async_copy_global_to_shared(weight_box, [at_input, at_output], full.index(slot),
                                                     slots.index(slot))
                 elif INPUT and not weight_box.dtype.is_fp8():
-                    tma.async_copy_global_to_shared(weight_box, [group * RED + c, tap * WEIGHT_COL + column],
+                    tma.async_copy_global_to_shared(weight_box, [group * WEIGHT_RED + c, tap * WEIGHT_COL + column],
                                                     full.index(slot), slots.index(slot))
                 else:
-                    tma.async_copy_global_to_shared(weight_box, [group * COL + column, tap * RED + c],
+                    tma.async_copy_global_to_shared(weight_box, [group * COL + column, tap * WEIGHT_RED + c],
                                                     full.index(slot), slots.index(slot))
                 slot, carry = wrapped(slot, 1, SLOTS)
                 round ^= carry
@@ -99,10 +99,10 @@ def copy_weight(weight_box, slots, full, empty, items, whole, counts, source_ext
 def masked_tile(pointers, is_part, parts_at, work, extents, source_extents, source_steps, weight_steps, result_steps,
                 GEOMETRY: gl.constexpr, SHAPE: gl.constexpr, STRIDE: gl.constexpr, ROWS: gl.constexpr,
                 PATCH: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr,
-                PARTS: gl.constexpr, FIRST: gl.constexpr, END: gl.constexpr, CB: gl.constexpr):
+                JOINED: gl.constexpr, PARTS: gl.constexpr, FIRST: gl.constexpr, END: gl.constexpr, CB: gl.constexpr):
     """Sum rows FIRST to END of a tile again, every tap by itself, and add a tap's sums only to positions that have it.
 
-    A zero of the padding may have met an infinite weight.
+    A zero of the padding may have met an infinite weight, or an infinite source a zero between JOINED groups.
     """
     source, weight, result, parts = pointers
     K, T, D, _P, G, INPUT = GEOMETRY
@@ -146,19 +146,23 @@ def masked_tile(pointers, is_part, parts_at, work, extents, source_extents, sour
                          & (i2 >= 0) & (i2 < S2))
                 row = n.to(gl.int64) * s_n + i0.to(gl.int64) * s_0 + i1.to(gl.int64) * s_1 + i2.to(gl.int64) * s_2
                 at_tap = weight + (tap0.to(gl.int64) * w_0 + tap1.to(gl.int64) * w_1 + tap2.to(gl.int64) * w_2)
-                part = gl.full([FEW, WIDTH], 0.0, gl.float32, layout)
-                for c in range(c0, gl.minimum(c0 + CB, RED), DEPTH):
-                    a = gl.load(source + row[:, None] + (group * RED + c + channel_left)[None, :],
-                                mask=there[:, None] & (c + channel_left < RED)[None, :], other=0.0)
-                    at = c + channel_right
-                    if INPUT:
-                        place_b = (group * RED + at).to(gl.int64)[:, None] * w_o + (columns * w_i)[None, :]
-                    else:
-                        place_b = (at * w_i)[:, None] + (group * COL + columns).to(gl.int64)[None, :] * w_o
-                    b = gl.load(at_tap + place_b, mask=(at < RED)[:, None] & there_column[None, :], other=0.0)
-                    part = mma_v2(a.to(operand), b.to(operand), part)
                 valid = gl.convert_layout(there, gl.SliceLayout(1, layout))
-                total += gl.where(valid[:, None], part, 0.0)
+                for joined in range(JOINED):
+                    part = gl.full([FEW, WIDTH], 0.0, gl.float32, layout)
+                    for c in range(c0, gl.minimum(c0 + CB, RED), DEPTH):
+                        mine = (c + channel_left < RED) & ((c + channel_left) * JOINED // RED == joined)
+                        a = gl.load(source + row[:, None] + (group * RED + c + channel_left)[None, :],
+                                    mask=there[:, None] & mine[None, :], other=0.0)
+                        at = c + channel_right
+                        if INPUT:
+                            place_b = (group * RED + at).to(gl.int64)[:, None] * w_o + (columns * w_i)[None, :]
+                        else:
+                            place_b = (at * w_i)[:, None] + (group * COL + columns).to(gl.int64)[None, :] * w_o
+                        b = gl.load(at_tap + place_b, mask=(at < RED)[:, None] & there_column[None, :], other=0.0)
+                        part = mma_v2(a.to(operand), b.to(operand), part)
+                    summed = column + first_column + gl.arange(0, WIDTH, layout=across)
+                    mine = valid[:, None] & ((summed * JOINED // COL == joined) | (JOINED == 1))[None, :]
+                    total += gl.where(mine, part, 0.0)
             where, row_there = result_rows(start, first_row, (axis0[0], axis1[0], axis2[0]), extents, result_steps,
                                            BOX, ROWS, STRIDE, INPUT, FEW, rows)
             beside, column_there = result_columns(column + first_column, group, result_steps, STRIDE, COL, PATCH,
@@ -238,9 +242,9 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
               pointers, items, whole, counts, extents, source_extents, source_steps, weight_steps, result_steps,
               GEOMETRY: gl.constexpr, SHAPE: gl.constexpr, STRIDE: gl.constexpr, ROWS: gl.constexpr,
               PATCH: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr,
-              TURNED: gl.constexpr, PARTS: gl.constexpr, UNITS: gl.constexpr, LINE_UNITS: gl.constexpr,
-              BESIDE: gl.constexpr, BM: gl.constexpr, CB: gl.constexpr, SS: gl.constexpr, WS: gl.constexpr,
-              OS: gl.constexpr, CHUNK: gl.constexpr, STORE: gl.constexpr):
+              TURNED: gl.constexpr, JOINED: gl.constexpr, PARTS: gl.constexpr, UNITS: gl.constexpr,
+              LINE_UNITS: gl.constexpr, BESIDE: gl.constexpr, BM: gl.constexpr, CB: gl.constexpr,
+              SS: gl.constexpr, WS: gl.constexpr, OS: gl.constexpr, CHUNK: gl.constexpr, STORE: gl.constexpr):
     """Four multiplying warps: the sums of their rows of tile after tile, and their way to the result."""
     source_full, source_empty, weight_full, weight_empty = barriers
     INPUT: gl.constexpr = GEOMETRY[5]
@@ -318,8 +322,8 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
         parts_at = (item - whole) * (BM * BN)
         if any_nan(acc):
             masked_tile(pointers, item >= whole, parts_at, work, extents, source_extents, source_steps, weight_steps,
-                        result_steps, GEOMETRY, SHAPE, STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, PARTS, HALF * HM,
-                        HALF * HM + HM, CB)
+                        result_steps, GEOMETRY, SHAPE, STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, JOINED, PARTS,
+                        HALF * HM, HALF * HM + HM, CB)
         elif PARTS == 1:
             store_tile(acc, out_slots, result_box, pointers[2], place, extents, result_steps, SHAPE, STRIDE, ROWS,
                        INPUT, PATCH, COL, HALF, BESIDE, OS, CHUNK, STORE)
@@ -346,19 +350,22 @@ def box_lines_kernel(
         D0: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
         G0: gl.constexpr, G1: gl.constexpr, G2: gl.constexpr,
-        RED: gl.constexpr, COL: gl.constexpr, WEIGHT_COL: gl.constexpr, TURNED: gl.constexpr, INPUT: gl.constexpr,
-        PATCH: gl.constexpr, PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr,
+        RED: gl.constexpr, COL: gl.constexpr, WEIGHT_RED: gl.constexpr, WEIGHT_COL: gl.constexpr,
+        TURNED: gl.constexpr, JOINED: gl.constexpr, INPUT: gl.constexpr, PATCH: gl.constexpr,
+        PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr,
         AXIS: gl.constexpr, NT: gl.constexpr, PARTS: gl.constexpr, UNITS: gl.constexpr, LINE_UNITS: gl.constexpr,
         SOURCE_BYTES: gl.constexpr, HN: gl.constexpr, H0: gl.constexpr, H1: gl.constexpr, H2: gl.constexpr,
         BM: gl.constexpr, BN: gl.constexpr, CB: gl.constexpr, SS: gl.constexpr, WS: gl.constexpr, OS: gl.constexpr,
         CHUNK: gl.constexpr, STORE: gl.constexpr, HALVES: gl.constexpr):
     """UNITS of 8 rows make a slot of the source, LINE_UNITS the distance of two taps that share a box.
 
-    The weight lies as rows of (tap, input channel), one for each output channel, or TURNED.
+    The weight lies as rows of (tap, input channel), one for each output channel, or TURNED. A group has WEIGHT_RED of
+    the channels that are summed over there, zeros behind its own.
 
     PATCH: windows lie side by side. Columns are all (tap, channel) pairs, and there is one slot, whatever the stride.
     FP8 numbers of the source meet a copy of the weight (`weight_box`): 16-bit numbers, or, for products in FP8, rows of
     the channels summed over; `weight` is as it was given.
+    JOINED: how many groups' weights are the diagonal of the weight.
     Tiles from `whole` on are summed in PARTS parts, which go to `parts` and are added by `add_box_parts_kernel`.
     """
     ROWS: gl.constexpr = PN * B0 * B1 * B2
@@ -414,25 +421,27 @@ def box_lines_kernel(
         gl.warp_specialize(
             [(sum_tiles, (0, 2, source_slots, weight_slots, out_slots, barriers, result_box, tensors, items, whole,
                           counts, extents, source_extents, source_steps, weight_steps, result_steps, GEOMETRY, SHAPE,
-                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, TURNED, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB,
-                          SS, WS, OS, CHUNK, STORE)),
+                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, TURNED, JOINED, PARTS, UNITS, LINE_UNITS, BESIDE, BM,
+                          CB, SS, WS, OS, CHUNK, STORE)),
              (sum_tiles, (1, 2, source_slots, weight_slots, out_slots, barriers, result_box, tensors, items, whole,
                           counts, extents, source_extents, source_steps, weight_steps, result_steps, GEOMETRY, SHAPE,
-                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, TURNED, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB,
-                          SS, WS, OS, CHUNK, STORE)),
+                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, TURNED, JOINED, PARTS, UNITS, LINE_UNITS, BESIDE, BM,
+                          CB, SS, WS, OS, CHUNK, STORE)),
              (copy_source, (source_box, source_slots, source_full, source_empty, items, whole, counts, source_extents,
                             GEOMETRY, SHAPE, AXIS, NT, RED, CB, PARTS, UNITS, SS, SOURCE_BYTES)),
              (copy_weight, (weight_box, weight_slots, weight_full, weight_empty, items, whole, counts, source_extents,
-                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_COL, TURNED, CB, PARTS, WS, WEIGHT_BYTES))],
+                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_RED, WEIGHT_COL, TURNED, CB, PARTS, WS,
+                            WEIGHT_BYTES))],
             [4, 1, 1], [240, 24, 24])
     else:
         gl.warp_specialize(
             [(sum_tiles, (0, 1, source_slots, weight_slots, out_slots, barriers, result_box, tensors, items, whole,
                           counts, extents, source_extents, source_steps, weight_steps, result_steps, GEOMETRY, SHAPE,
-                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, TURNED, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB,
-                          SS, WS, OS, CHUNK, STORE)),
+                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, TURNED, JOINED, PARTS, UNITS, LINE_UNITS, BESIDE, BM,
+                          CB, SS, WS, OS, CHUNK, STORE)),
              (copy_source, (source_box, source_slots, source_full, source_empty, items, whole, counts, source_extents,
                             GEOMETRY, SHAPE, AXIS, NT, RED, CB, PARTS, UNITS, SS, SOURCE_BYTES)),
              (copy_weight, (weight_box, weight_slots, weight_full, weight_empty, items, whole, counts, source_extents,
-                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_COL, TURNED, CB, PARTS, WS, WEIGHT_BYTES))],
+                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_RED, WEIGHT_COL, TURNED, CB, PARTS, WS,
+                            WEIGHT_BYTES))],
             [1, 1], [24, 24])

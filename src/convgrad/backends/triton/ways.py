@@ -20,6 +20,7 @@ from . import (
     box_line_plans,
     box_plans,
     cell_plans,
+    joined_plans,
     line_plans,
     part_gather,
     part_plans,
@@ -37,6 +38,7 @@ from .tuning import Choice, fields_of, left_out, tuned
 Operands = tuple[Any, ...]
 DECODE_SECONDS = 6e-6  # of two kernels that copy, beside their bytes
 DECODE_RATE = 2.5e12
+NARROW_BOXES = 1.6  # of the expected time, as measured where boxes of single taps are narrow
 FEW_PARTS = 8  # that one program of the adding kernel loads at once
 
 
@@ -63,7 +65,7 @@ Offer = Callable[[Problem, Geometry, int | None, Choice | None], Way | None]
 
 def gather_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
     """Ways to the output or the input gradient, the fastest first; only the chosen one where there is a choice."""
-    offers = (gather_by_parts, gather_by_points, input_by_blocks, by_cells, by_box_lines, by_boxes)
+    offers = (gather_by_parts, gather_by_points, input_by_blocks, by_cells, by_joined_groups, by_box_lines, by_boxes)
     return fastest_first(offers, problem, geo, max_workspace, choice)
 
 
@@ -144,9 +146,26 @@ def by_box_lines(problem: Problem, geo: Geometry, max_workspace: int | None, cho
         memory = scratch(problem, workspace, (plan.memory,), result) if plan.memory else None
         plan.run(operands[0], operands[1], result, memory)
 
-    return Way(f"box_lines_{short(problem)}_{tile.BM}x{tile.BN}x{tile.CB}", str(tile), tile.seconds,
+    narrow = geo.groups > 1 and geo.taps == 1 and tile.CB < 32
+    return Way(f"box_lines_{short(problem)}_{tile.BM}x{tile.BN}x{tile.CB}", str(tile),
+               tile.seconds * (NARROW_BOXES if narrow else 1.0),
                4 * plan.memory, lambda operands, result: plan.take(operands[0], operands[1], result),
                run, box_line_plans.writes_columns(problem, geo))
+
+
+def by_joined_groups(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
+    """Few narrow groups with windows of one point, as one dense problem on boxes."""
+    plan = joined_plans.for_problem(problem, geo, max_workspace, choice)
+    if plan is None:
+        return None
+    tile = plan.tile
+
+    def run(operands: Operands, result: Any, workspace: Any) -> None:
+        plan.write(operands[0], operands[1], result, scratch(problem, workspace, (plan.words,), result))
+
+    return Way(f"joined_{short(problem)}_{tile.BM}x{tile.BN}x{tile.CB}", f"{geo.groups} groups joined, {tile}",
+               tile.seconds + joined_plans.JOIN_SECONDS, 4 * plan.words,
+               lambda operands, result: plan.take(operands[0], result), run)
 
 
 def by_boxes(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
