@@ -103,6 +103,26 @@ def test_weight_and_bias_gradient_together(kind: str, text: str, monkeypatch: py
 
 
 @needs_triton
+@pytest.mark.parametrize("splits", [2, 11])
+@pytest.mark.parametrize("kind", ["added", "collected"])
+def test_parts_of_both_gradients_are_added_in_one_launch(kind: str, splits: int) -> None:
+    from convgrad.backends.triton import ways, wide_plans
+    from convgrad.backends.triton.geometry import geometry
+
+    problem = Problem.parse("weight_grad bf16 n2 c24 k40 i9x9 w3x2 NHWC OHWI")
+    geo = geometry(problem.conv)
+    add = ways.add_step(geo, splits) if kind == "added" else wide_plans.collect_step(
+        geo, wide_plans.Widening(1, 1, False), geo, splits, folded=False)
+    generator = torch.Generator().manual_seed(1)
+    parts, bias_parts = (torch.randint(-9, 9, shape, generator=generator).float().to(DEVICE)
+                         for shape in ((splits, 40, 3, 2, 24), (3 * splits, 40)))
+    weights, bias = torch.full((40, 24, 3, 2), math.nan, device=DEVICE), torch.full((40,), math.nan, device=DEVICE)
+    add(parts, weights, bias_parts, bias)
+    assert torch.equal(weights, parts.sum(0).permute(0, 3, 1, 2))
+    assert torch.equal(bias, bias_parts.sum(0))
+
+
+@needs_triton
 @pytest.mark.parametrize("text", JOINED)
 @pytest.mark.parametrize("routine", ["conv", "input_grad"])
 def test_joined_weights(routine: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:

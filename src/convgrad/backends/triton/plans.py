@@ -11,6 +11,7 @@ import triton.language as tl
 
 from ...problem import DTYPES, Plan, Problem, Unsupported
 from . import band_plans, copied_plans, depthwise_plans, slide_plans
+from .bias_parts import bias_add_step
 from .flat import flattened, with_flat
 from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
@@ -28,7 +29,7 @@ from .tiles import (
     workspace_limit,
 )
 from .tuning import SEPARATE, Choice, fields_of, tuned
-from .ways import Way, add_step, bias_add_step, gather_ways, weight_ways
+from .ways import Way, add_step, gather_ways, weight_ways
 from .weight import bias_kernel, weight_kernel
 
 

@@ -28,10 +28,11 @@ from . import (
     wide_plans,
     window_plans,
 )
+from .bias_parts import bias_add_step, with_bias
 from .geometry import Geometry, strides_of
 from .launch import Launch, Step
 from .numbers_on_device import rounding, scratch
-from .part_sums import add_parts_kernel, reduce_kernel
+from .part_sums import add_parts_kernel
 from .tiles import MULTIPROCESSORS, packs_phases, reduce_tile, workspace_limit
 from .tuning import Choice, fields_of, left_out, tuned
 
@@ -107,8 +108,8 @@ def weight_by_blocks(problem: Problem, geo: Geometry, max_workspace: int | None,
     add = add_step(geo, plan.splits)
 
     def write(dy: Any, x: Any, partial: Any, result: Any, *bias: Any) -> None:
-        plan.write(dy, x, partial, *bias)
-        add(partial, result)
+        plan.write(dy, x, partial, *bias[:1])
+        add(partial, result, *bias)
 
     return Way(f"blocks_{short(problem)}_{plan.tile.WT}_split{plan.splits}", str(plan.tile), plan.tile.seconds,
                4 * math.prod(shape), lambda operands, result: block_plans.takes(*operands),
@@ -256,7 +257,7 @@ def by_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice:
     if plan is None:
         return None
     tile, splits = plan.tile, plan.tile.splits
-    add = add_step(geo, splits)
+    add, add_bias = add_step(geo, splits), bias_add_step(plan.bias_shape[1], plan.bias_shape[0])
     shape = (splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
     copied = sum(plan.copies) // 4
     needed = copied + (math.prod(shape) if splits > 1 else 0)
@@ -264,11 +265,13 @@ def by_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice:
     def write(dy: Any, x: Any, memory: Any, result: Any, *bias: Any) -> None:
         dy, x = plan.copied(dy, x, memory)
         if splits == 1:
-            plan.write(dy, x, result, *bias)
+            plan.write(dy, x, result, *bias[:1])
+            if bias:
+                add_bias(*bias)
             return
         partial = memory[copied:].view(shape)
-        plan.write(dy, x, partial.permute(0, 1, 5, 2, 3, 4), *bias)
-        add(partial, result)
+        plan.write(dy, x, partial.permute(0, 1, 5, 2, 3, 4), *bias[:1])
+        add(partial, result, *bias)
 
     return Way(f"lines_{short(problem)}_{tile.BK}x{tile.NT}x{tile.CB}_split{splits}", str(tile), tile.seconds,
                4 * needed, lambda operands, result: plan.take(operands[0], operands[1]),
@@ -325,9 +328,8 @@ def collected(problem: Problem, plan: Any, name: str, note: str, seconds: float)
 
 def collecting(problem: Problem, shape: tuple[int, ...], bias_shape: tuple[int, int],
                write: Callable[..., None]) -> Callable[..., None]:
-    """A way's runner by `write(dy, x, memory of `shape`, result)`, or with memory of `bias_shape` as the last one."""
+    """A way's runner by write(dy, x, memory of `shape`, result), and of a bias gradient its parts and the result."""
     words = math.prod(shape)
-    add = bias_add_step(bias_shape[1], bias_shape[0])
 
     def run(operands: Operands, result: Any, workspace: Any, bias: Any = None) -> None:
         more = 0 if bias is None else math.prod(bias_shape)
@@ -336,32 +338,23 @@ def collecting(problem: Problem, shape: tuple[int, ...], bias_shape: tuple[int, 
         if bias is None:
             write(*operands, sums, result)
         elif memory is not None:
-            bias_sums = memory[words:].view(bias_shape)
-            write(*operands, sums, result, bias_sums)
-            add(bias_sums, bias)
+            write(*operands, sums, result, memory[words:].view(bias_shape), bias)
 
     return run
 
 
-def bias_add_step(channels: int, parts: int) -> Step:
-    """The kernel that adds partial bias gradients in order."""
-    return Step(reduce_kernel, lambda partial, result: Launch(
-        (-(-channels // reduce_tile(channels, parts)[1]),), (channels, parts, 1, 1, 1, 1, result.stride(0), 0, 0, 0, 0),
-        dict(zip(("BS", "BE"), reduce_tile(channels, parts))), 4, 1))
-
-
 def add_step(geo: Geometry, splits: int) -> Step:
-    """The kernel that adds `splits` partial weight gradients in order."""
+    """The kernel that adds `splits` partial weight gradients in order, and a bias gradient's parts where given."""
     size = geo.groups * geo.group_out * geo.group_in * geo.taps
     slabs, be = reduce_tile(size, splits)
     few = splits if splits <= FEW_PARTS else 0
     be = 1024 if few and size >= 2 * 1024 * MULTIPROCESSORS else be
     taps = {f"A{axis}": geo.kernel[axis] for axis in range(3)}
 
-    def launch(partial: Any, result: Any) -> Launch:
+    def launch(partial: Any, result: Any, *bias: Any) -> Launch:
         ro, ri, *r = strides_of(result)
-        return Launch((-(-size // be),), (size, splits, ro, ri, *r),
-                      {"INNER": geo.group_in, **taps, "WIDE": size >= 2**31 - 2**12, "FEW": few, "BS": slabs,
-                       "BE": be}, 4, 1)
+        return with_bias(Launch((-(-size // be),), (size, splits, ro, ri, *r),
+                                {"INNER": geo.group_in, **taps, "WIDE": size >= 2**31 - 2**12, "FEW": few,
+                                 "BS": slabs, "BE": be}, 4, 1), *bias)
 
     return Step(add_parts_kernel, launch)

@@ -138,8 +138,8 @@ class WindowPlan:
     def write(self, dy: Any, x: Any, partial: Any, result: Any, *bias: Any) -> None:
         if self.tile.swapped:
             dy, x = x, dy
-        self.step(dy, x, partial, *bias)
-        self.collect(partial, result)
+        self.step(dy, x, partial, *bias[:1])
+        self.collect(partial, result, *bias)
 
 
 def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> WindowPlan | None:
