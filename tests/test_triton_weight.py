@@ -45,9 +45,10 @@ def box_at(described: Any, start: tuple[int, ...]) -> Any:
     assert max(described.span) <= 256 and max(described.steps) <= 8 and 2 * described.box[-1] <= 128
     assert start[-1] % 8 == 0, "it reads from multiples of 16 bytes"
     tensor = described.base.as_strided(described.shape, described.strides).float().numpy()
-    out = np.zeros(described.block_shape)
+    size_of_box = (*described.box[:-1], described.block_shape[-1])
+    out = np.zeros(size_of_box)
     inner = [(-(min(0, first) // step), min(size, -((first - extent) // step)))
-             for first, size, step, extent in zip(start, described.block_shape, described.steps, tensor.shape)]
+             for first, size, step, extent in zip(start, size_of_box, described.steps, tensor.shape)]
     if all(low < high for low, high in inner):
         out[tuple(slice(low, high) for low, high in inner)] = tensor[tuple(
             slice(first + low * step, first + (high - 1) * step + 1, step)
@@ -107,8 +108,13 @@ def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any, rows_of_bias: int) -> 
             a_line = box_at(dy_box, (n, *q, group * geo.group_out + k))
             sums += a_line.sum(0) if line in for_bias else 0
             for t in range(taps):
-                i = [q[a] * stride[a] + reach[a] + (t * dilation[a] if a == axis else 0) for a in range(3)]
+                ahead = t if not v["SHARED"] else 0
+                i = [q[a] * stride[a] + reach[a] + (ahead * dilation[a] if a == axis else 0) for a in range(3)]
                 b_line = box_at(x_box, (n, *i, group * geo.group_in + c))
+                if v["SHARED"]:
+                    first = t * dilation[1] * box[3]
+                    assert first % 8 == 0 and len(b_line) == (box[2] + (taps - 1) * dilation[1]) * box[3]
+                    b_line = b_line[first:first + math.prod(box)]
                 here = tuple(tap[a] + (t if a == axis else 0) for a in range(3))
                 if here[axis] < kernel[axis]:
                     rows, columns = min(tile.BK, geo.group_out - k), min(tile.CB, geo.group_in - c)
@@ -138,21 +144,21 @@ def inside(tap: list[int], v: dict[str, Any], box: tuple[int, ...]) -> tuple[lis
 
 @pytest.mark.parametrize("text", GEOMETRIES)
 def test_lines_cover_every_product_once(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from convgrad.backends.triton import line_plans
+    from convgrad.backends.triton import line_plans, line_views
     from convgrad.backends.triton.geometry import geometry
 
     monkeypatch.setattr(line_plans, "INTERPRETED", False)
     problem, operands, expected = integers_and_result(f"weight_grad bf16 {text}")
     geo = geometry(problem.conv)
-    fold = line_plans.folded_axes(problem, geo)
-    seen = line_plans.folded(geo, fold)
+    fold = line_views.folded_axes(problem, geo)
+    seen = line_views.folded(geo, fold)
     assert line_plans.lines_fit(problem, seen, fold)
     dy, x = (channels_last(np.pad(a, [(0, 0), (0, 0 if fold else -a.shape[1] % 8), *[(0, 0)] * (a.ndim - 2)]))
              for a in operands)
     monkeypatch.setattr(line_plans, "MULTIPROCESSORS", 5)  # so that these small problems are shared, too
     by_shape = {(t.BK, t.CB, t.NT, t.axis, t.chain, t.programs > 0, t.box): t for t in line_plans.all_lines(seen, None)}
     assert by_shape
-    x = line_plans.folded_view(x, geo, fold)
+    x = line_views.folded_view(x, geo, fold)
     for tile in list(by_shape.values())[::max(1, len(by_shape) // 4)]:
         tile = line_plans.settled(seen, tile)
         tile = line_plans.turned(seen, tile) if problem.weight_layout.endswith("O") else tile
@@ -166,6 +172,26 @@ def test_lines_cover_every_product_once(text: str, monkeypatch: pytest.MonkeyPat
             result = result.transpose(0, 2, 3, 4, 1).reshape(result.shape[0], *taps, geo.group_in)
             result = result.transpose(0, 4, 1, 2, 3)
         assert np.array_equal(result.reshape(expected.shape), expected), str(tile)
+
+
+@pytest.mark.parametrize("text", [
+    "n8 c96 k64 i19 w5 p2 g2 NLC OLI", "n5 c32 k40 i23 w3 d4 p8:0 NLC OLI", "n18 c64 k72 i9 w4 p3 NLC OLI"])
+def test_taps_share_lines_across_images(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from convgrad.backends.triton import line_plans, line_views
+    from convgrad.backends.triton.geometry import geometry
+
+    monkeypatch.setattr(line_plans, "INTERPRETED", False)
+    problem, operands, expected = integers_and_result(f"weight_grad bf16 {text}")
+    geo = geometry(problem.conv)
+    dy, x = (line_views.images_last_view(channels_last(operand)) for operand in operands)
+    seen = line_views.images_last(geo)
+    tiles = {(t.NT, t.box): t for t in line_plans.shared_lines(geo, None)}
+    assert tiles
+    for tile in tiles.values():
+        rows = line_plans.bias_rows(seen, tile)
+        result, bias = walk(seen, tile, line_plans.line_weight(seen, tile), dy, x, rows)
+        assert np.array_equal(result.reshape(expected.shape), expected), str(tile)
+        assert not rows or np.array_equal(bias.sum(0), operands[0].sum((0, 2))), str(tile)
 
 
 @needs_triton

@@ -5,6 +5,9 @@ is a box of pixels. Lines that follow each other on the axis of the taps make a 
 the x lines q*stride + t, so an x line is copied once and multiplied by several dy lines. A chain of length 1 shares
 only the dy line. The copies' zero fill is the padding. `weight.py` has the same sums in plain Triton.
 
+SHARED: where images are the last axis of a line, the taps of the axis before them are whole units of 8 pixels apart,
+and one copy of x serves all of a program's taps.
+
 On an axis with a stride the copies of x take every stride-th element.
 """
 
@@ -28,7 +31,7 @@ from .line_places import (
     tap_tiles,
     wrapped,
 )
-from .line_products import multiply_run, product_of_line
+from .line_products import multiply_run, product_of_line, x_line
 
 
 @gluon.jit
@@ -59,9 +62,12 @@ def copy_dy(dy_box, slots, full, empty, table, shape, extents, images, PRODUCTS:
 @gluon.jit
 def copy_x(x_box, slots, full, empty, table, shape, extents, images, PRODUCTS: gl.constexpr, TILING: gl.constexpr,
            SEGMENTS: gl.constexpr, PARTS: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, CHAIN: gl.constexpr,
-           ADVANCE: gl.constexpr, D: gl.constexpr, GEOMETRY: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr,
-           SLOTS: gl.constexpr, BYTES: gl.constexpr):
-    """The warp that copies x: NT lines at the start of a chain, then those that the taps meet for the first time."""
+           ADVANCE: gl.constexpr, D: gl.constexpr, UNITS: gl.constexpr, GEOMETRY: gl.constexpr, BOX: gl.constexpr,
+           STEP: gl.constexpr, SLOTS: gl.constexpr, BYTES: gl.constexpr):
+    """The warp that copies x: NT lines at the start of a chain, then those that the taps meet for the first time.
+
+    With UNITS one copy brings the pixels of all taps.
+    """
     slot = gl.program_id(0) * 0
     round = gl.program_id(0) * 0
     for number in range(SEGMENTS):
@@ -79,7 +85,7 @@ def copy_x(x_box, slots, full, empty, table, shape, extents, images, PRODUCTS: g
         for _ in range(begin, end):
             box, q0, q1, q2 = pixel_of(place, first, AXIS, BOX, STEP)
             n = stored_images(box, images, 1, PRODUCTS, BOX[0])
-            for t in gl.static_range(NT):
+            for t in gl.static_range(NT if UNITS[0] == 0 else 1):
                 if (t >= NT - ADVANCE) | (fresh != 0):
                     mbarrier.wait(empty.index(slot), round ^ 1)
                     mbarrier.expect(full.index(slot), BYTES)
@@ -92,8 +98,11 @@ def copy_x(x_box, slots, full, empty, table, shape, extents, images, PRODUCTS: g
                         i1 += t * D
                     if AXIS == 2:
                         i2 += t * D
-                    tma.async_copy_global_to_shared(x_box, [n, i0, i1, i2, column], full.index(slot),
-                                                    slots.index(slot))
+                    if UNITS[0] == 0:
+                        target = slots.index(slot)
+                    else:
+                        target = slots.index(slot * UNITS[0])._reinterpret(slots.dtype, x_box.block_shape, x_box.layout)
+                    tma.async_copy_global_to_shared(x_box, [n, i0, i1, i2, column], full.index(slot), target)
                     slot, carry = wrapped(slot, 1, SLOTS)
                     round ^= carry
             place = next_line(place, seen)
@@ -104,7 +113,7 @@ def copy_x(x_box, slots, full, empty, table, shape, extents, images, PRODUCTS: g
 def masked_lines(slots, pointers, places, first, shape, extents, steps, images, tap, offset, zero,
                  PRODUCTS: gl.constexpr, TURNED: gl.constexpr, AXIS: gl.constexpr,
                  BOX: gl.constexpr, STEP: gl.constexpr, GEOMETRY: gl.constexpr, BP: gl.constexpr, BK: gl.constexpr,
-                 CB: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr, WARPS: gl.constexpr):
+                 CB: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr, UNITS: gl.constexpr, WARPS: gl.constexpr):
     """The sum of one tap again, with both operands masked: a zero of the padding may have met an infinite operand."""
     y_slots, x_slots = slots
     dy, x = pointers
@@ -148,10 +157,10 @@ def masked_lines(slots, pointers, places, first, shape, extents, steps, images, 
                 value = gl.load(x + row[:, None] + (x_base + c)[None, :], mask=there[:, None] & (c < CG)[None, :],
                                 other=0.0)
                 value = gl.where((box < (PRODUCTS - 1) * images) & (value - value != 0.0), 0.0, value)
-                x_slots.index(0).reshape([BP, CB]).store(value)
+                x_line(x_slots, 0, 0, BP, CB, UNITS).store(value)
         fence_async_shared()
         gl.thread_barrier()
-        acc = product_of_line(y_slots.index(0), x_slots.index(0), acc, TURNED, BP, BK, CB)
+        acc = product_of_line(y_slots.index(0), x_line(x_slots, 0, 0, BP, CB, UNITS), acc, TURNED, BP, BK)
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         gl.thread_barrier()
     return acc
@@ -225,9 +234,9 @@ def next_tap(tap, AXIS: gl.constexpr):
 def sum_and_store(slots, barriers, ones, pointers, result, bias, table, shape, extents, steps, result_steps, images,
                   BIAS: gl.constexpr, PRODUCTS: gl.constexpr, ADD: gl.constexpr, FILL: gl.constexpr,
                   TURNED: gl.constexpr, TILING: gl.constexpr, SEGMENTS: gl.constexpr, PARTS: gl.constexpr,
-                  AXIS: gl.constexpr, NT: gl.constexpr, CHAIN: gl.constexpr, ADVANCE: gl.constexpr, BOX: gl.constexpr,
-                  STEP: gl.constexpr, GEOMETRY: gl.constexpr, BP: gl.constexpr, YS: gl.constexpr, XS: gl.constexpr,
-                  WARPS: gl.constexpr):
+                  AXIS: gl.constexpr, NT: gl.constexpr, CHAIN: gl.constexpr, ADVANCE: gl.constexpr,
+                  UNITS: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr, GEOMETRY: gl.constexpr,
+                  BP: gl.constexpr, YS: gl.constexpr, XS: gl.constexpr, WARPS: gl.constexpr):
     """The multiplying warps: the lines of each segment, then the sums of each tap to the result."""
     KERNEL, BK, CB, KG, CG = TILING
     ROWS: gl.constexpr = CB if TURNED else BK
@@ -249,7 +258,7 @@ def sum_and_store(slots, barriers, ones, pointers, result, bias, table, shape, e
         share = number_in_row(TILING, AXIS, NT, PARTS) if BIAS else zero
         sums, added, state = multiply_run(slots, barriers, (begin, end), shape[0], state, (nothing,) * NT,
                                           gl.full([BK, 8], 0.0, gl.float32, narrow) if BIAS else zero, ones, share,
-                                          BIAS, SHARES, TURNED, NT, ADVANCE, BP, BK, CB, YS, XS)
+                                          BIAS, SHARES, TURNED, NT, ADVANCE, UNITS, BP, BK, CB, YS, XS)
         if BIAS:
             k = k_tile + gl.arange(0, BK, layout=gl.SliceLayout(1, narrow))
             column = gl.arange(0, 8, layout=gl.SliceLayout(0, narrow))
@@ -283,7 +292,7 @@ def sum_and_store(slots, barriers, ones, pointers, result, bias, table, shape, e
                 acc = masked_lines(slots, pointers, (begin, end), first, seen, extents, steps, images, tap,
                                    (k_tile, c_tile, group * KG, group * CG),
                                    gl.full([ROWS, COLUMNS], 0.0, gl.float32, layout), PRODUCTS, TURNED, AXIS, BOX, STEP,
-                                   GEOMETRY, BP, BK, CB, KG, CG, WARPS)
+                                   GEOMETRY, BP, BK, CB, KG, CG, UNITS, WARPS)
                 store_tap(acc, at, tap, (k_tile, c_tile), in_part, ADD, TURNED, layout, WARPS, KERNEL, BK, CB, KG, CG)
                 tap = next_tap(tap, AXIS)
 
@@ -299,7 +308,7 @@ def line_weight_kernel(
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
         KG: gl.constexpr, CG: gl.constexpr, BIAS: gl.constexpr, PRODUCTS: gl.constexpr, ADD: gl.constexpr,
         FILL: gl.constexpr, TURNED: gl.constexpr, SEGMENTS: gl.constexpr, PARTS: gl.constexpr, AXIS: gl.constexpr,
-        NT: gl.constexpr, CHAIN: gl.constexpr,
+        NT: gl.constexpr, CHAIN: gl.constexpr, SHARED: gl.constexpr,
         PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr,
         YS: gl.constexpr, XS: gl.constexpr, WARPS: gl.constexpr):
     """With BIAS the tiles of a part and group add up dy, too: each its share of the lines, to rows of `bias`."""
@@ -311,16 +320,23 @@ def line_weight_kernel(
     T: gl.constexpr = T0 if AXIS == 0 else T1 if AXIS == 1 else T2
     STEP: gl.constexpr = D if CHAIN and T == 1 else 1
     ADVANCE: gl.constexpr = T if CHAIN else NT
+    # SHARED: units of 8 pixels in a slot of x, and from one tap's first pixel to the next one's
+    UNITS: gl.constexpr = ((B1 + (NT - 1) * D) * B2 // 8, D * B2 // 8) if SHARED else (0, 0)
     dtype: gl.constexpr = dy.dtype.element_ty
 
     y_slots = gl.allocate_shared_memory(dtype, [YS, PN, B0, B1, B2, BK], dy_box.layout)
-    x_slots = gl.allocate_shared_memory(dtype, [XS, PN, B0, B1, B2, CB], x_box.layout)
+    if SHARED:
+        gl.static_assert(PN * B0 == 1 and AXIS == 1 and T == 1 and D * B2 % 8 == 0)
+        x_slots = gl.allocate_shared_memory(dtype, [XS * UNITS[0], 8, CB], gl.NVMMASharedLayout(
+            x_box.layout.swizzle_byte_width, 16, rank=2))
+    else:
+        x_slots = gl.allocate_shared_memory(dtype, [XS, PN, B0, B1, B2, CB], x_box.layout)
     y_full = gl.allocate_shared_memory(gl.int64, [YS, 1], mbarrier.MBarrierLayout())
     y_empty = gl.allocate_shared_memory(gl.int64, [YS, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(YS):
-        mbarrier.init(y_full.index(i), count=1 if NT > 1 else 2)
+        mbarrier.init(y_full.index(i), count=1 if NT > 1 and not SHARED else 2)
         mbarrier.init(y_empty.index(i), count=1)
-    if NT > 1:
+    if NT > 1 and not SHARED:
         x_full = gl.allocate_shared_memory(gl.int64, [XS, 1], mbarrier.MBarrierLayout())
         x_empty = gl.allocate_shared_memory(gl.int64, [XS, 1], mbarrier.MBarrierLayout())
         for i in gl.static_range(XS):
@@ -344,10 +360,11 @@ def line_weight_kernel(
     gl.warp_specialize(
         [(sum_and_store, (slots, barriers, ones, (dy, x), result, bias, table, shape, extents,
                           (y_n, y_0, y_1, y_2, x_n, x_0, x_1, x_2), (r_split, r_k, r_c, r_0, r_1, r_2, b_split), images,
-                          BIAS, PRODUCTS, ADD, FILL, TURNED, TILING, SEGMENTS, PARTS, AXIS, NT, CHAIN, ADVANCE, BOX,
-                          STEP, GEOMETRY, BP, YS, XS, WARPS)),
+                          BIAS, PRODUCTS, ADD, FILL, TURNED, TILING, SEGMENTS, PARTS, AXIS, NT, CHAIN, ADVANCE,
+                          UNITS, BOX, STEP, GEOMETRY, BP, YS, XS, WARPS)),
          (copy_dy, (dy_box, y_slots, y_full, y_empty, table, shape, extents, images, PRODUCTS, TILING, SEGMENTS, PARTS,
                     AXIS, CHAIN, GEOMETRY, BOX, STEP, YS, BP * BK * 2)),
          (copy_x, (x_box, x_slots, x_full, x_empty, table, shape, extents, images, PRODUCTS, TILING, SEGMENTS, PARTS,
-                   AXIS, NT, CHAIN, ADVANCE, D, GEOMETRY, BOX, STEP, XS, BP * CB * 2))],
+                   AXIS, NT, CHAIN, ADVANCE, D, UNITS, GEOMETRY, BOX, STEP, XS,
+                   (UNITS[0] * 8 if SHARED else BP) * CB * 2))],
         [1, 1], [24, 24])
