@@ -30,6 +30,8 @@ GEOMETRIES = (
     "n3 c72 k40 i9 w3 p1 TBC LIO",
     "n2 c20 k24 i9 w2 p1 NLC OLI",
     "n1 c32 k144 i4x5 w2x3 p1x1 NHWC HWIO",
+    "n2 c144 k96 i7x6 w3x2 s2x1 p1x0 g3 NHWC OHWI",
+    "n2 c64 k96 i9 w3 p1 g2 NLC LOI",
 )
 # Formats and compute modes of the products: 16-bit, FP8 decoded to 16-bit, FP8.
 PRODUCTS = ("bf16", "e4m3>bf16", "e5m2>bf16 fp8")
@@ -150,8 +152,8 @@ def walk(lines: Any, source: Any, weight: Any, shape: tuple[int, ...]) -> Any:
                 line = 8 * v["LINE_UNITS"] * (taps - 1 - t if is_input else t)
                 a_rows = held[line:line + v["BM"]]
                 fp8 = rows.element_size() == 1
-                at_weight = (group * v["RED"] + c, flat * v["WEIGHT_COL"] + column) if is_input and not fp8 else \
-                    (group * v["COL"] + column, flat * v["RED"] + c)
+                at_weight = (group * v["WEIGHT_RED"] + c, flat * v["WEIGHT_COL"] + column) \
+                    if is_input and not fp8 else (group * v["COL"] + column, flat * v["WEIGHT_RED"] + c)
                 b = box_at(weight_box, at_weight[::-1] if v["TURNED"] else at_weight)
                 acc += a_rows @ (b.T if is_input == v["TURNED"] or fp8 else b)
         if item >= v["whole"]:

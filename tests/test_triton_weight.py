@@ -45,9 +45,10 @@ def box_at(described: Any, start: tuple[int, ...]) -> Any:
     assert max(described.span) <= 256 and max(described.steps) <= 8 and 2 * described.box[-1] <= 128
     assert start[-1] % 8 == 0, "it reads from multiples of 16 bytes"
     tensor = described.base.as_strided(described.shape, described.strides).float().numpy()
-    out = np.zeros(described.block_shape)
+    size_of_box = (*described.box[:-1], described.block_shape[-1])
+    out = np.zeros(size_of_box)
     inner = [(-(min(0, first) // step), min(size, -((first - extent) // step)))
-             for first, size, step, extent in zip(start, described.block_shape, described.steps, tensor.shape)]
+             for first, size, step, extent in zip(start, size_of_box, described.steps, tensor.shape)]
     if all(low < high for low, high in inner):
         out[tuple(slice(low, high) for low, high in inner)] = tensor[tuple(
             slice(first + low * step, first + (high - 1) * step + 1, step)
@@ -55,13 +56,13 @@ def box_at(described: Any, start: tuple[int, ...]) -> Any:
     return out.reshape(-1, out.shape[-1])
 
 
-def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any) -> Any:
-    """The sums of weight_lines.py in NumPy, from the launch that the plan describes: (O, I, three taps)."""
+def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any, rows_of_bias: int) -> tuple[Any, Any]:
+    """The sums of weight_lines.py in NumPy, from the launch that the plan describes: (O, I, three taps), and of dy."""
     shape = (geo.groups * geo.group_out, geo.group_in, *geo.kernel)
     launch = step.describe(dy, x, torch.empty((tile.splits, *shape)))
-    names = step.kernel.arg_names[6:6 + len(launch.scalars)]
+    names = step.kernel.arg_names[7:7 + len(launch.scalars)]
     v = {**dict(zip(names, launch.scalars)), **launch.constants}
-    dy_box, x_box, _, _, _, table = launch.leading(dy, x, None)
+    dy_box, x_box, _, _, _, _, table = launch.leading(dy, x, None)
     kernel, stride, dilation, pad, sizes = ([v[f"{letter}{a}"] for a in range(3)] for letter in "KTDPB")
     axis, taps, box = v["AXIS"], v["NT"], (v["PN"], *sizes)
     spacing = dilation[axis] if v["CHAIN"] and stride[axis] == 1 else 1
@@ -74,6 +75,8 @@ def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any) -> Any:
     else:
         segments = table.reshape(-1, 5).tolist()
     assert len(segments) == launch.grid[0] * v["SEGMENTS"]
+    bias = np.full((rows_of_bias, v["b_split"]), np.nan)
+    shares = rows_of_bias // tile.splits
     written = set()
     for number, part, begin, end, fill in segments:
         assert v["FILL"] or fill == 0
@@ -89,6 +92,10 @@ def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any) -> Any:
             run = -(-count // v["PARTS"])
             begin, end = min(part * run, count), min(part * run + run, count)
         reach = [tap[a] * dilation[a] - pad[a] for a in range(3)]
+        share = [other for other in tiles if (other[0], other[4]) == (group, k)].index(tiles[number])
+        for_bias = range(begin + share * (end - begin) // max(shares, 1),
+                         begin + (share + 1) * (end - begin) // max(shares, 1))
+        sums = np.zeros(tile.BK)
         for line in range(begin, end):
             rest, at = divmod(line, v["length"])
             rest, residue = divmod(rest, v["spread"])
@@ -99,16 +106,25 @@ def walk(geo: Any, tile: Any, step: Any, dy: Any, x: Any) -> Any:
             q[axis] += residue + at * spacing
             n = rest * box[0]
             a_line = box_at(dy_box, (n, *q, group * geo.group_out + k))
+            sums += a_line.sum(0) if line in for_bias else 0
             for t in range(taps):
-                i = [q[a] * stride[a] + reach[a] + (t * dilation[a] if a == axis else 0) for a in range(3)]
+                ahead = t if not v["SHARED"] else 0
+                i = [q[a] * stride[a] + reach[a] + (ahead * dilation[a] if a == axis else 0) for a in range(3)]
                 b_line = box_at(x_box, (n, *i, group * geo.group_in + c))
+                if v["SHARED"]:
+                    first = t * dilation[1] * box[3]
+                    assert first % 8 == 0 and len(b_line) == (box[2] + (taps - 1) * dilation[1]) * box[3]
+                    b_line = b_line[first:first + math.prod(box)]
                 here = tuple(tap[a] + (t if a == axis else 0) for a in range(3))
                 if here[axis] < kernel[axis]:
                     rows, columns = min(tile.BK, geo.group_out - k), min(tile.CB, geo.group_in - c)
                     result[(slice(group * geo.group_out + k, group * geo.group_out + k + rows), slice(c, c + columns),
                             *here)] += (a_line.T @ b_line)[:rows, :columns]
+        if rows_of_bias:
+            last = min(k + tile.BK, geo.group_out)
+            bias[part * shares + share, group * geo.group_out + k:group * geo.group_out + last] = sums[:last - k]
     assert written == set(itertools.product(range(len(tiles)), range(tile.splits)))
-    return result
+    return result, bias
 
 
 def inside(tap: list[int], v: dict[str, Any], box: tuple[int, ...]) -> tuple[list[int], list[int]]:
@@ -128,31 +144,54 @@ def inside(tap: list[int], v: dict[str, Any], box: tuple[int, ...]) -> tuple[lis
 
 @pytest.mark.parametrize("text", GEOMETRIES)
 def test_lines_cover_every_product_once(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from convgrad.backends.triton import line_plans
+    from convgrad.backends.triton import line_plans, line_views
     from convgrad.backends.triton.geometry import geometry
 
     monkeypatch.setattr(line_plans, "INTERPRETED", False)
     problem, operands, expected = integers_and_result(f"weight_grad bf16 {text}")
     geo = geometry(problem.conv)
-    fold = line_plans.folded_axes(problem, geo)
-    seen = line_plans.folded(geo, fold)
+    fold = line_views.folded_axes(problem, geo)
+    seen = line_views.folded(geo, fold)
     assert line_plans.lines_fit(problem, seen, fold)
     dy, x = (channels_last(np.pad(a, [(0, 0), (0, 0 if fold else -a.shape[1] % 8), *[(0, 0)] * (a.ndim - 2)]))
              for a in operands)
     monkeypatch.setattr(line_plans, "MULTIPROCESSORS", 5)  # so that these small problems are shared, too
     by_shape = {(t.BK, t.CB, t.NT, t.axis, t.chain, t.programs > 0, t.box): t for t in line_plans.all_lines(seen, None)}
     assert by_shape
-    x = line_plans.folded_view(x, geo, fold)
+    x = line_views.folded_view(x, geo, fold)
     for tile in list(by_shape.values())[::max(1, len(by_shape) // 4)]:
         tile = line_plans.settled(seen, tile)
         tile = line_plans.turned(seen, tile) if problem.weight_layout.endswith("O") else tile
-        result = walk(seen, tile, line_plans.line_weight(seen, tile), dy, x)
+        rows = line_plans.bias_rows(seen, tile)
+        result, bias = walk(seen, tile, line_plans.line_weight(seen, tile), dy, x, rows)
+        if rows:
+            assert np.array_equal(bias.sum(0), operands[0].sum((0, *range(2, operands[0].ndim)))), str(tile)
         taps = (*seen.kernel[:3 - fold], *geo.kernel[3 - fold:])
         result = result.reshape(result.shape[0], -1, *seen.kernel)
         if fold:  # rows are (folded taps, channel)
             result = result.transpose(0, 2, 3, 4, 1).reshape(result.shape[0], *taps, geo.group_in)
             result = result.transpose(0, 4, 1, 2, 3)
         assert np.array_equal(result.reshape(expected.shape), expected), str(tile)
+
+
+@pytest.mark.parametrize("text", [
+    "n8 c96 k64 i19 w5 p2 g2 NLC OLI", "n5 c32 k40 i23 w3 d4 p8:0 NLC OLI", "n18 c64 k72 i9 w4 p3 NLC OLI"])
+def test_taps_share_lines_across_images(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from convgrad.backends.triton import line_plans, line_views
+    from convgrad.backends.triton.geometry import geometry
+
+    monkeypatch.setattr(line_plans, "INTERPRETED", False)
+    problem, operands, expected = integers_and_result(f"weight_grad bf16 {text}")
+    geo = geometry(problem.conv)
+    dy, x = (line_views.images_last_view(channels_last(operand)) for operand in operands)
+    seen = line_views.images_last(geo)
+    tiles = {(t.NT, t.box): t for t in line_plans.shared_lines(geo, None)}
+    assert tiles
+    for tile in tiles.values():
+        rows = line_plans.bias_rows(seen, tile)
+        result, bias = walk(seen, tile, line_plans.line_weight(seen, tile), dy, x, rows)
+        assert np.array_equal(result.reshape(expected.shape), expected), str(tile)
+        assert not rows or np.array_equal(bias.sum(0), operands[0].sum((0, 2))), str(tile)
 
 
 @needs_triton

@@ -136,11 +136,20 @@ def box_of(tensor: Any) -> Any:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """A gradient by blocks: `write(dy, other, result)`; of a weight gradient the partial sums of every run."""
+    """A gradient by blocks: `write(dy, other, result)`; of a weight gradient the partial sums of every run.
+
+    With further memory for as many rows of channels it writes partial sums of the bias gradient, too.
+    """
 
     tile: BlockTile
     splits: int
     write: Step
+    channels: int
+
+    @property
+    def bias_shape(self) -> tuple[int, int]:
+        """Of the partial sums of the bias gradient."""
+        return self.splits, self.channels
 
 
 def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> BlockPlan | None:
@@ -160,11 +169,11 @@ def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choi
     common = (geo.batch, *geo.y[1:], *geo.x[1:], column_tiles(problem, geo, tile), steps, all_steps, run,
               channels // 64)
 
-    def leading(dy: Any, other: Any, result: Any) -> tuple[Any, ...]:
+    def leading(dy: Any, other: Any, result: Any, bias: Any = None) -> tuple[Any, ...]:
         return (box_of(dy), dy, other, result) if is_input else \
-            (box_of(other), box_of(dy), dy, other, result)
+            (box_of(other), box_of(dy), dy, other, result, bias)
 
-    def launch(dy: Any, other: Any, result: Any) -> Launch:
+    def launch(dy: Any, other: Any, result: Any, bias: Any = None) -> Launch:
         yn, _, _, y1, y2 = strides_of(dy)
         if is_input:
             rn, _, _, r1, r2 = strides_of(result)
@@ -173,6 +182,7 @@ def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choi
         else:
             xn, _, _, x1, x2 = strides_of(other)
             scalars = (*common, channels, yn, y1, y2, xn, x1, x2)
-        return Launch((channels // 64 * splits,), scalars, constants, 4, 1, leading, REGISTERS)
+        more = {} if is_input else {"BIAS": bias is not None}
+        return Launch((channels // 64 * splits,), scalars, {**constants, **more}, 4, 1, leading, REGISTERS)
 
-    return BlockPlan(tile, splits, Step(block_input_kernel if is_input else block_weight_kernel, launch))
+    return BlockPlan(tile, splits, Step(block_input_kernel if is_input else block_weight_kernel, launch), channels)

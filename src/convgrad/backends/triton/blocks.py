@@ -261,15 +261,17 @@ def masked_sums(dy, x, out, c_tile, walk, extents, y_steps, x_steps, K1: gl.cons
 
 @gluon.jit
 def sum_rows(slots, barriers, walk, pointers, extents, y_steps, x_steps, c_tile, split, channels,
-             K1: gl.constexpr, K2: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr, CG: gl.constexpr,
-             WT: gl.constexpr, COLUMNS: gl.constexpr, SLOTS: gl.constexpr, DY_SLOTS: gl.constexpr):
-    """The multiplying warps of the weight gradient: a row of dy a step."""
+             BIAS: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
+             CG: gl.constexpr, WT: gl.constexpr, COLUMNS: gl.constexpr, SLOTS: gl.constexpr, DY_SLOTS: gl.constexpr):
+    """The multiplying warps of the weight gradient, and with BIAS of the bias gradient: a row of dy a step."""
     x_slots, dy_slots = slots
     full, empty, dy_full, dy_empty = barriers
     begin, end, _, _, _ = walk
-    dy, x, partial = pointers
+    dy, x, partial, bias = pointers
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1, 1], [1, 16, 8])
     zero = gl.full([4, 16, 16], 0.0, gl.float32, MMA)
+    bias_sum = gl.full([4, 16, 8], 0.0, gl.float32, MMA)
+    ones = gl.full([4, 16, 8], 1.0, dy.dtype.element_ty, gl.DotOperandLayout(1, MMA, 2))
     acc = (zero,) * (K1 * K2)
     slot = begin * 0
     round = begin * 0
@@ -289,6 +291,8 @@ def sum_rows(slots, barriers, walk, pointers, extents, y_steps, x_steps, c_tile,
             if col >= K2 - 1:
                 left = block_of(dy_slots, dy_slot * WT + (col - (K2 - 1))).permute([0, 2, 1]).load(
                     gl.DotOperandLayout(0, MMA, 2))
+                if BIAS:
+                    bias_sum = mma_v2(left, ones, bias_sum)
                 for k2 in gl.static_range(K2):
                     for k1 in gl.static_range(K1):
                         acc = acc[:k1 * K2 + k2] + (mma_v2(left, window[k2 * K1 + k1], acc[k1 * K2 + k2]),) \
@@ -304,6 +308,10 @@ def sum_rows(slots, barriers, walk, pointers, extents, y_steps, x_steps, c_tile,
     out_channel = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(2, MMA)))[None, :, None]
     inner = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(1, MMA)))[None, None, :]
     mine = (out_channel // CG == inner // CG) & (block >= 0)
+    if BIAS:
+        column = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(1, MMA)))[None, None, :]
+        row = bias + split.to(gl.int64) * channels + c_tile
+        gl.store(row + block * 16 + out_channel + column, bias_sum, mask=(column == 0) & (block + out_channel >= 0))
     suspect = zero
     for tap in gl.static_range(K1 * K2):
         suspect += gl.where(mine, acc[tap] * 0.0, 0.0)
@@ -318,11 +326,11 @@ def sum_rows(slots, barriers, walk, pointers, extents, y_steps, x_steps, c_tile,
 
 @gluon.jit
 def block_weight_kernel(
-        x_box, dy_box, dy, x, partial, N, Q1, Q2, X1, X2, column_tiles, steps, all_steps, run, channel_tiles, channels,
-        y_n, y_1, y_2, x_n, x_1, x_2,
-        K1: gl.constexpr, K2: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr, CG: gl.constexpr, WT: gl.constexpr,
-        SLOTS: gl.constexpr, DY_SLOTS: gl.constexpr):
-    """Partial dw (channel, tap, channel of the group) of every run of steps, for 64 channels."""
+        x_box, dy_box, dy, x, partial, bias, N, Q1, Q2, X1, X2, column_tiles, steps, all_steps, run, channel_tiles,
+        channels, y_n, y_1, y_2, x_n, x_1, x_2,
+        BIAS: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr, CG: gl.constexpr,
+        WT: gl.constexpr, SLOTS: gl.constexpr, DY_SLOTS: gl.constexpr):
+    """Partial dw (channel, tap, channel of the group) and with BIAS db of every run of steps, for 64 channels."""
     COLUMNS: gl.constexpr = WT + K2 - 1
     dtype: gl.constexpr = dy.dtype.element_ty
     pid = gl.program_id(0)
@@ -345,7 +353,7 @@ def block_weight_kernel(
     barriers = (full, empty, dy_full, dy_empty)
     walk = (begin, end, steps, column_tiles, all_steps)
     gl.warp_specialize(
-        [(sum_rows, (slots, barriers, walk, (dy, x, partial), (N, Q1, Q2, X1, X2), (y_n, y_1, y_2), (x_n, x_1, x_2),
-                     c_tile, split, channels, K1, K2, P1, P2, CG, WT, COLUMNS, SLOTS, DY_SLOTS)),
+        [(sum_rows, (slots, barriers, walk, (dy, x, partial, bias), (N, Q1, Q2, X1, X2), (y_n, y_1, y_2),
+                     (x_n, x_1, x_2), c_tile, split, channels, BIAS, K1, K2, P1, P2, CG, WT, COLUMNS, SLOTS, DY_SLOTS)),
          (copy_both, (x_box, dy_box, slots, barriers, walk, c_tile, N, P1, P2, K1, WT, COLUMNS, SLOTS, DY_SLOTS))],
         [1], [24])

@@ -11,7 +11,7 @@ import triton.experimental.gluon.language as gl
 
 from ...problem import Problem
 from . import box_plans
-from .box_line_tiles import BoxLineTile, best_tiles, choose, narrow_products, tile_count, units_of, work_of
+from .box_line_tiles import BoxLineTile, best_tiles, choose, narrow_products, spaced, tile_count, units_of, work_of
 from .box_lines import box_lines_kernel
 from .box_places import add_box_parts_kernel
 from .descriptors import BoxDescriptor
@@ -19,7 +19,7 @@ from .direct import KNOWN_TRITON
 from .geometry import Geometry, Three, strides_of
 from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import STORED_8BIT, TORCH_DTYPES, rounding
-from .padded import PAD_ELEMENTS, pad_kernel, turn_kernel
+from .padded import PAD_ELEMENTS, pad_kernel, space_kernel, turn_kernel
 from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR, Box
 from .tuning import Choice, fields_of
 
@@ -61,6 +61,8 @@ def copies_for(problem: Problem, geo: Geometry) -> Copies:
     other = not (rows_of_inputs or turned_weight(problem, geo))
     # taps that do not begin at multiples of 16 bytes, where a copy begins at a tap
     ragged = channels_in % 8 and (channels_in * geo.taps % 8 or not box_plans.is_patch(problem, geo))
+    if wide := spaced(problem, geo):
+        return Copies(0, 2 * geo.groups * geo.taps * (wide * channels_in if is_input else geo.group_out * wide))
     if narrow_products(problem, geo):
         return Copies(0, rows * channels_in if is_input or other else 0)
     decoded = problem.dtype in STORED_8BIT  # weights as 16-bit numbers; the source is decoded on its way to products
@@ -124,6 +126,7 @@ class BoxLines:
     copies: Copies
     write: Step
     add: Step
+    space: Step
 
     @property
     def parts_shape(self) -> tuple[int, ...]:
@@ -138,13 +141,17 @@ class BoxLines:
         return math.prod(self.parts_shape) + self.copies.bytes // 4
 
     def take(self, source: Any, weight: Any, result: Any) -> bool:
+        rows_fit = box_plans.turned_rows_fit if turned_weight(self.problem, self.geo) else box_plans.weight_rows_fit
+        return self.lies(source, result) and (self.copies.weight > 0 or rows_fit(weight))
+
+    def lies(self, source: Any, result: Any) -> bool:
+        """Whether source and result lie as needed."""
         lies = result.shape[1] == 1 or result.stride(1) == 1 or writes_columns(self.problem, self.geo)
         if box_plans.is_patch(self.problem, self.geo):
             lies = lies and (result.shape[-1] == 1 or result.stride(-1) == result.shape[1])
         steps = [step for axis, step in enumerate(source.stride()) if axis != 1 and source.shape[axis] > 1]
         aligned = box_plans.tensors_fit(source) and not any(step * source.element_size() % 16 for step in steps)
-        rows_fit = box_plans.turned_rows_fit if turned_weight(self.problem, self.geo) else box_plans.weight_rows_fit
-        return lies and (self.copies.source > 0 or aligned) and (self.copies.weight > 0 or rows_fit(weight))
+        return lies and (self.copies.source > 0 or aligned)
 
     def run(self, source: Any, weight: Any, result: Any, memory: Any, *scales: Any) -> None:
         """Write the result; `memory` has as many float32 elements as a call needs.
@@ -167,6 +174,12 @@ class BoxLines:
     def weight_rows(self, weight: Any, memory: Any) -> Any:
         """A copy of the weight as products want it."""
         is_input = self.problem.wrt == "input"
+        if wide := spaced(self.problem, self.geo):
+            outs, ins, *kernel = weight.shape
+            shape = (self.geo.groups * wide, *kernel, ins) if is_input else (outs, *kernel, wide)
+            copy = memory.view(weight.dtype).view(shape).permute(0, -1, *range(1, weight.dim() - 1))
+            self.space(weight, copy)
+            return copy
         if narrow_products(self.problem, self.geo):
             return turned(weight, memory) if is_input else padded(weight, memory, weight.dtype)
         if self.problem.dtype in STORED_8BIT:
@@ -216,8 +229,11 @@ turn = Step(turn_kernel, turn_launch)
 
 
 def for_problem(problem: Problem, geo: Geometry, choice: Choice | None, max_workspace: int | None,
-                to_columns: bool = False) -> BoxLines | None:
-    """The plan of a problem on boxes, or None where it does not fit or was not chosen; `to_columns`: channels first."""
+                to_columns: bool = False, joined: int = 1) -> BoxLines | None:
+    """The plan of a problem on boxes, or None where it does not fit or was not chosen; `to_columns`: channels first.
+
+    `joined`: of how many groups the weights are the diagonal of the problem's weights (see joined_plans.py).
+    """
     if choice is not None and choice["kernel"] != "box_lines":
         return None
     if not fits(problem, geo, max_workspace):
@@ -227,9 +243,9 @@ def for_problem(problem: Problem, geo: Geometry, choice: Choice | None, max_work
     tile = choose(problem, geo, left, to_columns) if choice is None else BoxLineTile(**fields_of(choice))
     if tile is None:
         return None
-    plan = box_lines(problem, geo, tile)
+    plan = box_lines(problem, geo, tile, joined)
     if 4 * plan.memory > limit:  # a measured tile, where there is less memory than it was measured with
-        plan = box_lines(problem, geo, replace(tile, whole=tile_count(work_of(problem, geo), tile), parts=1))
+        plan = box_lines(problem, geo, replace(tile, whole=tile_count(work_of(problem, geo), tile), parts=1), joined)
     return plan
 
 
@@ -243,13 +259,14 @@ def half_box(box: Box, rows: int) -> Box | None:
     return beside[0], beside[1], beside[2], beside[3]
 
 
-def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
+def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile, joined: int = 1) -> BoxLines:
     """The launches of a tile."""
     work = work_of(problem, geo)
     is_input, patch = work.is_input, work.patch
     red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
     copies = copies_for(problem, geo)
     weight_col = up8(col) if is_input and copies.weight else col  # columns of a tap in the weight's rows
+    weight_red = spaced(problem, geo) or (red if is_input else up8(red))  # rows of a group, or columns of a tap
     if not is_input:
         red = up8(red)
     boxes = tuple(-(-extent // size) for extent, size in zip(work.positions, tile.box))
@@ -291,7 +308,8 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
         ralign, (rn, *r) = aligned_strides((rn, *r))
         scalars = (items, tile.whole, geo.batch, *(geo.y if is_input else geo.x), *to_extents, *boxes, turn, sn, *s,
                    *strides_of(weight), rn, *r, rc)
-        more = {"RALIGN": ralign, "RED": red, "WEIGHT_COL": weight_col, "TURNED": lies_turned, "NT": tile.NT,
+        more = {"RALIGN": ralign, "RED": red, "WEIGHT_RED": weight_red, "WEIGHT_COL": weight_col,
+                "TURNED": lies_turned, "JOINED": joined, "NT": tile.NT,
                 "AXIS": tile.axis if tile.NT > 1 else -1, "UNITS": units, "LINE_UNITS": line_units,
                 "SOURCE_BYTES": math.prod(copied) * tile.CB * work.source_bytes, "CB": tile.CB, "SS": tile.source_slots,
                 "WS": tile.weight_slots, "OS": tile.out_slots, "CHUNK": chunk,
@@ -307,4 +325,11 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile) -> BoxLines:
         return Launch((rest, tile.BM // few), (tile.whole, geo.batch, *to_extents, *boxes, turn, rn, *r, rc),
                       {**constants, "RALIGN": ralign, "FEW": few, "WARPS": 4}, 4, 1)
 
-    return BoxLines(problem, geo, tile, copies, Step(box_lines_kernel, write), Step(add_box_parts_kernel, add))
+    def space(weight: Any, copy: Any) -> Launch:
+        outs, ins = (weight_red, geo.group_in) if is_input else (geo.group_out, weight_red)
+        return Launch((-(-copy.numel() // PAD_ELEMENTS),), (copy.numel(), *geo.kernel[1:], *strides_of(weight)),
+                      {"KG": geo.group_out, "CG": geo.group_in, "OUTS": outs, "INS": ins, "TAPS": geo.taps,
+                       "BE": PAD_ELEMENTS}, 4, 1)
+
+    return BoxLines(problem, geo, tile, copies, Step(box_lines_kernel, write), Step(add_box_parts_kernel, add),
+                    Step(space_kernel, space))

@@ -14,6 +14,7 @@ from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR, Box
 
 SHARED_BYTES = 228 * 1024  # of a multiprocessor
 MOST_SLOTS = 12
+SPACING = 64  # channels that a step takes at most
 LOST_BYTES = 1024 + 512  # of a program: kept by the driver, and for barriers and what the compiler needs
 # (positions, columns, warps, programs that share a multiprocessor)
 SHAPES = ((128, 256, 8, 1), (256, 128, 8, 1), (128, 128, 8, 1), (128, 128, 4, 2), (64, 256, 4, 2), (256, 64, 8, 1),
@@ -80,6 +81,7 @@ class Work:
     out_bytes: int
     to_columns: bool = False  # the result has channels first
     narrow: bool = False  # products of FP8 numbers
+    spaced: int = 0  # see `spaced`
 
     @property
     def phases(self) -> list[tuple[int, int, int]]:
@@ -100,7 +102,18 @@ def work_of(problem: Problem, geo: Geometry, to_columns: bool = False) -> Work:
     red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
     return Work(geo, is_input, patch, red, col * geo.taps if patch else col,
                 (geo.batch, *(geo.phase_positions if is_input else geo.y)), DTYPES[problem.dtype][1],
-                DTYPES[problem.out_dtype][1], to_columns, narrow_products(problem, geo))
+                DTYPES[problem.out_dtype][1], to_columns, narrow_products(problem, geo), spaced(problem, geo))
+
+
+def spaced(problem: Problem, geo: Geometry) -> int:
+    """Channels of a group in a copy of the weight with zeros behind each group; 0 where there is none.
+
+    Then a step takes 64 channels, those of the next group with zeros, where otherwise it would take few at a time.
+    """
+    red = geo.group_out if problem.wrt == "input" else geo.group_in
+    wide = -(-red // SPACING) * SPACING
+    pays = geo.groups > 1 and geo.taps > 1 and red % (SPACING // 2) and wide <= 1.5 * red
+    return wide if pays and DTYPES[problem.dtype][1] == 2 else 0
 
 
 def narrow_products(problem: Problem, geo: Geometry) -> bool:
@@ -198,7 +211,8 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
     if warps == 4 and (together == 1) != (tiles <= MULTIPROCESSORS):
         return  # four warps have a multiprocessor to themselves, and more slots, where there are enough of them
     copied = copied_rows(work, box, axis, taps)
-    if copied == 0 or (work.red % depth and geo.groups > 1) or (depth > 16 and work.red <= depth // 2):
+    mixed = geo.groups > 1 and work.red % depth > 0 and (work.spaced == 0 or depth < SPACING)
+    if copied == 0 or mixed or (depth > 16 and work.red <= depth // 2):
         return
     units, _ = units_of(work, rows, box, axis, taps)
     source_bytes, weight_bytes = units * 8 * depth * work.source_bytes, columns * depth * (1 if work.narrow else 2)

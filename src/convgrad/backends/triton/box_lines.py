@@ -59,8 +59,8 @@ def copy_source(source_box, slots, full, empty, items, whole, counts, source_ext
 @gluon.jit
 def copy_weight(weight_box, slots, full, empty, items, whole, counts, source_extents, GEOMETRY: gl.constexpr,
                 SHAPE: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr,
-                WEIGHT_COL: gl.constexpr, TURNED: gl.constexpr, CB: gl.constexpr, PARTS: gl.constexpr,
-                SLOTS: gl.constexpr, BYTES: gl.constexpr):
+                WEIGHT_RED: gl.constexpr, WEIGHT_COL: gl.constexpr, TURNED: gl.constexpr, CB: gl.constexpr,
+                PARTS: gl.constexpr, SLOTS: gl.constexpr, BYTES: gl.constexpr):
     """The warp that copies boxes of the weight: one for every tap and step of channels."""
     K, T, D, _P, G, INPUT = GEOMETRY
     DEPTH_STEPS: gl.constexpr = (RED + CB - 1) // CB
@@ -86,10 +86,10 @@ def copy_weight(weight_box, slots, full, empty, items, whole, counts, source_ext
                     tma.async_copy_global_to_shared(weight_box, [at_input, at_output], full.index(slot),
                                                     slots.index(slot))
                 elif INPUT and not weight_box.dtype.is_fp8():
-                    tma.async_copy_global_to_shared(weight_box, [group * RED + c, tap * WEIGHT_COL + column],
+                    tma.async_copy_global_to_shared(weight_box, [group * WEIGHT_RED + c, tap * WEIGHT_COL + column],
                                                     full.index(slot), slots.index(slot))
                 else:
-                    tma.async_copy_global_to_shared(weight_box, [group * COL + column, tap * RED + c],
+                    tma.async_copy_global_to_shared(weight_box, [group * COL + column, tap * WEIGHT_RED + c],
                                                     full.index(slot), slots.index(slot))
                 slot, carry = wrapped(slot, 1, SLOTS)
                 round ^= carry
@@ -161,9 +161,9 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
               pointers, items, whole, counts, extents, source_extents, source_steps, weight_steps, result_steps,
               GEOMETRY: gl.constexpr, SHAPE: gl.constexpr, STRIDE: gl.constexpr, ROWS: gl.constexpr,
               PATCH: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr,
-              TURNED: gl.constexpr, PARTS: gl.constexpr, UNITS: gl.constexpr, LINE_UNITS: gl.constexpr,
-              BESIDE: gl.constexpr, BM: gl.constexpr, CB: gl.constexpr, SS: gl.constexpr, WS: gl.constexpr,
-              OS: gl.constexpr, CHUNK: gl.constexpr, STORE: gl.constexpr):
+              TURNED: gl.constexpr, JOINED: gl.constexpr, PARTS: gl.constexpr, UNITS: gl.constexpr,
+              LINE_UNITS: gl.constexpr, BESIDE: gl.constexpr, BM: gl.constexpr, CB: gl.constexpr,
+              SS: gl.constexpr, WS: gl.constexpr, OS: gl.constexpr, CHUNK: gl.constexpr, STORE: gl.constexpr):
     """Four multiplying warps: the sums of their rows of tile after tile, and their way to the result."""
     source_full, source_empty, weight_full, weight_empty = barriers
     INPUT: gl.constexpr = GEOMETRY[5]
@@ -242,7 +242,7 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
         if any_nan(acc):
             masked_tile(pointers, item >= whole, parts_at, items * 0 + HALF * HM, work, extents, source_extents,
                         source_steps, weight_steps, result_steps, GEOMETRY, SHAPE, STRIDE, ROWS, PATCH, AXIS, NT, RED,
-                        COL, PARTS, HM, CB)
+                        COL, JOINED, PARTS, HM, CB)
         elif PARTS == 1:
             store_tile(acc, out_slots, result_box, pointers, place, extents, result_steps, SHAPE, STRIDE, ROWS,
                        INPUT, PATCH, COL, HALF, BESIDE, OS, CHUNK, STORE)
@@ -269,19 +269,22 @@ def box_lines_kernel(
         D0: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
         G0: gl.constexpr, G1: gl.constexpr, G2: gl.constexpr,
-        RED: gl.constexpr, COL: gl.constexpr, WEIGHT_COL: gl.constexpr, TURNED: gl.constexpr, INPUT: gl.constexpr,
-        PATCH: gl.constexpr, PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr,
+        RED: gl.constexpr, COL: gl.constexpr, WEIGHT_RED: gl.constexpr, WEIGHT_COL: gl.constexpr,
+        TURNED: gl.constexpr, JOINED: gl.constexpr, INPUT: gl.constexpr, PATCH: gl.constexpr,
+        PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr,
         AXIS: gl.constexpr, NT: gl.constexpr, PARTS: gl.constexpr, UNITS: gl.constexpr, LINE_UNITS: gl.constexpr,
         SOURCE_BYTES: gl.constexpr, HN: gl.constexpr, H0: gl.constexpr, H1: gl.constexpr, H2: gl.constexpr,
         BM: gl.constexpr, BN: gl.constexpr, CB: gl.constexpr, SS: gl.constexpr, WS: gl.constexpr, OS: gl.constexpr,
         CHUNK: gl.constexpr, STORE: gl.constexpr, HALVES: gl.constexpr):
     """UNITS of 8 rows make a slot of the source, LINE_UNITS the distance of two taps that share a box.
 
-    The weight lies as rows of (tap, input channel), one for each output channel, or TURNED.
+    The weight lies as rows of (tap, input channel), one for each output channel, or TURNED. A group has WEIGHT_RED of
+    the channels that are summed over there, zeros behind its own.
 
     PATCH: windows lie side by side. Columns are all (tap, channel) pairs, and there is one slot, whatever the stride.
     FP8 numbers of the source meet a copy of the weight (`weight_box`): 16-bit numbers, or, for products in FP8, rows of
     the channels summed over; `weight` is as it was given.
+    JOINED: how many groups' weights are the diagonal of the weight.
     Tiles from `whole` on are summed in PARTS parts, which go to `parts` and are added by `add_box_parts_kernel`.
     `first`, `second` and `own` are the scales of a scaled problem (see stored.py), None otherwise.
     """
@@ -338,25 +341,27 @@ def box_lines_kernel(
         gl.warp_specialize(
             [(sum_tiles, (0, 2, source_slots, weight_slots, out_slots, barriers, result_box, tensors, items, whole,
                           counts, extents, source_extents, source_steps, weight_steps, result_steps, GEOMETRY, SHAPE,
-                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, TURNED, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB,
-                          SS, WS, OS, CHUNK, STORE)),
+                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, TURNED, JOINED, PARTS, UNITS, LINE_UNITS, BESIDE, BM,
+                          CB, SS, WS, OS, CHUNK, STORE)),
              (sum_tiles, (1, 2, source_slots, weight_slots, out_slots, barriers, result_box, tensors, items, whole,
                           counts, extents, source_extents, source_steps, weight_steps, result_steps, GEOMETRY, SHAPE,
-                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, TURNED, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB,
-                          SS, WS, OS, CHUNK, STORE)),
+                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, TURNED, JOINED, PARTS, UNITS, LINE_UNITS, BESIDE, BM,
+                          CB, SS, WS, OS, CHUNK, STORE)),
              (copy_source, (source_box, source_slots, source_full, source_empty, items, whole, counts, source_extents,
                             GEOMETRY, SHAPE, AXIS, NT, RED, CB, PARTS, UNITS, SS, SOURCE_BYTES)),
              (copy_weight, (weight_box, weight_slots, weight_full, weight_empty, items, whole, counts, source_extents,
-                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_COL, TURNED, CB, PARTS, WS, WEIGHT_BYTES))],
+                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_RED, WEIGHT_COL, TURNED, CB, PARTS, WS,
+                            WEIGHT_BYTES))],
             [4, 1, 1], [240, 24, 24])
     else:
         gl.warp_specialize(
             [(sum_tiles, (0, 1, source_slots, weight_slots, out_slots, barriers, result_box, tensors, items, whole,
                           counts, extents, source_extents, source_steps, weight_steps, result_steps, GEOMETRY, SHAPE,
-                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, TURNED, PARTS, UNITS, LINE_UNITS, BESIDE, BM, CB,
-                          SS, WS, OS, CHUNK, STORE)),
+                          STRIDE, ROWS, PATCH, AXIS, NT, RED, COL, TURNED, JOINED, PARTS, UNITS, LINE_UNITS, BESIDE, BM,
+                          CB, SS, WS, OS, CHUNK, STORE)),
              (copy_source, (source_box, source_slots, source_full, source_empty, items, whole, counts, source_extents,
                             GEOMETRY, SHAPE, AXIS, NT, RED, CB, PARTS, UNITS, SS, SOURCE_BYTES)),
              (copy_weight, (weight_box, weight_slots, weight_full, weight_empty, items, whole, counts, source_extents,
-                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_COL, TURNED, CB, PARTS, WS, WEIGHT_BYTES))],
+                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_RED, WEIGHT_COL, TURNED, CB, PARTS, WS,
+                            WEIGHT_BYTES))],
             [1, 1], [24, 24])

@@ -15,6 +15,7 @@ from . import (
     box_plans,
     cell_plans,
     depthwise_plans,
+    joined_plans,
     line_plans,
     slide_plans,
     wide_plans,
@@ -70,6 +71,8 @@ def gather(problem: Problem, geo: Geometry) -> Iterator[Choice]:
         for cells in cell_plans.worth_measuring(problem, geo):
             yield choice_of("cells", cells)
     if not plain.PACK or patch:
+        for tile in joined_plans.worth_measuring(problem, geo):
+            yield choice_of("joined", tile)
         for tile in box_line_plans.worth_measuring(problem, geo):
             yield choice_of("box_lines", tile)
     if (not plain.PACK or patch) and box_plans.gather_fits(problem, geo) and not box_line_plans.fits(problem, geo):

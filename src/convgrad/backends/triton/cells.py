@@ -9,6 +9,8 @@ one wider convolution, whose weight is the given one spread over a larger block 
 import triton
 import triton.language as tl
 
+from .part_sums import add_bias
+
 
 @triton.jit
 def spread_kernel(
@@ -64,7 +66,7 @@ def spread_kernel(
 
 
 @triton.jit
-def collect_kernel(
+def collect(
         partial, result, size, SPLITS, r_split, p_o, p_i, p_0, p_1, p_2, ro, ri, r0, r1, r2,
         K0: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr,
         T2: tl.constexpr, D2: tl.constexpr, P2: tl.constexpr,
@@ -115,3 +117,24 @@ def collect_kernel(
         part = tl.load(partial + where, mask=(term < SPLITS * FOLD)[:, None] & there[None, :], other=0.0)
         acc += tl.sum(part, 0)
     tl.store(result + o * ro + c * ri + t0 * r0 + t1 * r1 + t2 * r2, acc.to(result.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def collect_kernel(
+        partial, result, bias_partial, bias, size, SPLITS, r_split, p_o, p_i, p_0, p_1, p_2, ro, ri, r0, r1, r2,
+        programs, channels, bias_parts, r_k,
+        K0: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr,
+        T2: tl.constexpr, D2: tl.constexpr, P2: tl.constexpr,
+        L2: tl.constexpr, KG: tl.constexpr, CG: tl.constexpr, GP: tl.constexpr, FOLD: tl.constexpr,
+        SWAPPED: tl.constexpr, BS: tl.constexpr, BE: tl.constexpr, BIAS: tl.constexpr, BBS: tl.constexpr,
+        BBE: tl.constexpr):
+    """`programs` collect; with BIAS the programs behind them add the parts of a bias gradient."""
+    if BIAS:
+        if tl.program_id(0) < programs:
+            collect(partial, result, size, SPLITS, r_split, p_o, p_i, p_0, p_1, p_2, ro, ri, r0, r1, r2, K0, K1, K2,
+                    T2, D2, P2, L2, KG, CG, GP, FOLD, SWAPPED, BS, BE)
+        else:
+            add_bias(bias_partial, bias, tl.program_id(0) - programs, channels, bias_parts, r_k, BBS, BBE)
+    else:
+        collect(partial, result, size, SPLITS, r_split, p_o, p_i, p_0, p_1, p_2, ro, ri, r0, r1, r2, K0, K1, K2,
+                T2, D2, P2, L2, KG, CG, GP, FOLD, SWAPPED, BS, BE)

@@ -115,6 +115,22 @@ def tile_place(tile, AXIS: gl.constexpr, NT: gl.constexpr, KERNEL: gl.constexpr,
     return k_tile, c_tile, tap0, tap1, tap2, rest // G0
 
 
+@gluon.constexpr_function
+def tap_tiles(kernel, axis, taps):
+    """Tiles with the same channels."""
+    return kernel[0] * kernel[1] * kernel[2] // kernel[axis] * ((kernel[axis] + taps - 1) // taps)
+
+
+@gluon.jit
+def number_in_row(TILING: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, PARTS: gl.constexpr):
+    """The number of this program's tile among those with the same output channels and group."""
+    KERNEL, BK, CB, KG, CG = TILING
+    C_TILES: gl.constexpr = (CG + CB - 1) // CB
+    K_TILES: gl.constexpr = (KG + BK - 1) // BK
+    tile = gl.program_id(0) % (gl.num_programs(0) // PARTS)
+    return (tile // (C_TILES * K_TILES)) % tap_tiles(KERNEL, AXIS, NT) * C_TILES + tile % C_TILES
+
+
 @gluon.jit
 def slot_after(slot, round, STEPS: gl.constexpr, SLOTS: gl.constexpr):
     """The slot some steps on, and the round it is in."""

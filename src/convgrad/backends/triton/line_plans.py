@@ -13,22 +13,24 @@ import torch
 import triton.experimental.gluon.language as gl
 
 from ...problem import Problem
-from .box_line_plans import padded, up8
+from .box_line_plans import padded
 from .box_plans import descriptor, tensors_fit, whole_channels
 from .descriptors import BoxDescriptor
 from .direct import KNOWN_TRITON
 from .geometry import Geometry, Three, strides_of
-from .launch import INTERPRETED, Launch, Step
+from .launch import INTERPRETED, Launch, Step, power_of_two
 from .line_schedule import (
     Segment,
     as_table,
     cut_alike,
     dealt_out,
+    lines_of,
     lines_of_taps,
     lines_of_tiles,
     most_parts,
     shares,
 )
+from .line_views import folded, folded_axes, folded_view, images_fit, images_last, images_last_view, padded_bytes
 from .replay import constant_tensor
 from .tiles import MULTIPROCESSORS, SHARED_BYTES, Box, best_box, most_splits, workspace_limit
 from .tuning import Choice, fields_of
@@ -91,10 +93,12 @@ class LineTile:
     seconds: float
     programs: int = 0  # that share the lines of all tiles evenly; 0: each has one run of one tile
     turned: bool = False  # input channels are the rows of a product, for results whose output channels are neighbours
+    shared: bool = False  # taps share a copy of x; of problems with one axis, whose images become the last one
 
     def __str__(self) -> str:
         return (f"lines of {'x'.join(map(str, self.box))} pixels, {self.BK} x {self.CB} channels x {self.NT} taps of "
-                f"axis {self.axis}{' in chains' if self.chain else ''}, {self.y_slots}+{self.x_slots} slots, "
+                f"axis {self.axis}{' in chains' if self.chain else ' that share x' if self.shared else ''}, "
+                f"{self.y_slots}+{self.x_slots} slots, "
                 f"{self.splits} runs{f' shared by {self.programs} programs' if self.programs else ''}, "
                 f"{self.seconds * 1e6:.0f} us expected")
 
@@ -110,60 +114,6 @@ def lines_fit(problem: Problem, geo: Geometry, fold: int = 0) -> bool:
     return fewest >= (16 if geo.groups == 1 else 32)
 
 
-def padded_bytes(geo: Geometry) -> tuple[int, int]:
-    """Bytes of the copies of dy and x that are made where rows of channels are no multiples of 16 bytes."""
-    return (2 * geo.pixels * up8(geo.group_out) if geo.group_out % 8 else 0,
-            2 * geo.batch * math.prod(geo.x) * up8(geo.group_in) if geo.group_in % 8 else 0)
-
-
-def folded_axes(problem: Problem, geo: Geometry) -> int:
-    """How many last axes have windows side by side, so that their taps and the channels are one row of channels."""
-    if geo.groups > 1 or geo.group_in >= 64 or not problem.layout.endswith(("LC", "WC")):
-        return 0
-    count = 0
-    for axis in (2, 1, 0):
-        kernel, alone = geo.kernel[axis], geo.y[axis] == 1
-        if geo.pad[axis] or (kernel > 1 and geo.dilation[axis] > 1) or kernel * geo.y[axis] > geo.x[axis] or \
-                not (alone or kernel == geo.stride[axis]):
-            break
-        count += 1
-        if not alone or kernel != geo.x[axis]:
-            break
-    return count if math.prod(geo.kernel[3 - count:]) > 1 else 0
-
-
-def folded(geo: Geometry, count: int) -> Geometry:
-    """The same sums with the taps of the last `count` axes as channels."""
-    if count == 0:
-        return geo
-    keep = 3 - count
-    ones = (1,) * count
-    changes: dict[str, Any] = {name: getattr(geo, name)[:keep] + ones
-                               for name in ("kernel", "stride", "dilation", "common")}
-    changes["x"] = geo.x[:keep] + geo.y[keep:]
-    changes["inverse"] = geo.inverse[:keep] + (0,) * count
-    return replace(geo, group_in=geo.group_in * math.prod(geo.kernel[keep:]), **changes)
-
-
-def folded_view(x: Any, geo: Geometry, count: int) -> Any | None:
-    """x (canonical view) as `folded` sees it; None where its pixels do not follow each other without gaps."""
-    if count == 0:
-        return x
-    row = x.shape[1]
-    if row > 1 and x.stride(1) != 1:
-        return None
-    for axis in range(1, min(count, x.dim() - 2) + 1):
-        if x.stride(-axis) != row:
-            return None
-        row *= geo.kernel[3 - axis]
-    shape, steps = list(x.shape), list(x.stride())
-    outer = 3 - min(count, x.dim() - 2)
-    for axis in range(outer, 3):
-        shape[axis - 3], steps[axis - 3] = geo.y[axis], steps[axis - 3] * geo.kernel[axis]
-    shape[1], steps[1] = row, 1
-    return x.as_strided(shape, steps)
-
-
 @dataclass(frozen=True)
 class LinePlan:
     """The weight gradient of a problem line by line: `take` says whether the tensors lie as it needs."""
@@ -174,7 +124,15 @@ class LinePlan:
     step: Step
     copies: tuple[int, int]  # bytes, of dy and x
 
+    @property
+    def bias_shape(self) -> tuple[int, int]:
+        """Of the partial sums of the bias gradient; no rows where there can be none."""
+        seen = images_last(self.geo) if self.tile.shared else folded(self.geo, self.fold)
+        return bias_rows(seen, self.tile), self.geo.groups * self.geo.group_out
+
     def take(self, dy: Any, x: Any) -> bool:
+        if self.tile.shared:
+            return tensors_fit(images_last_view(dy), images_last_view(x))
         seen = folded_view(x, self.geo, self.fold)
         dy_copy, x_copy = self.copies
         return seen is not None and (dy_copy > 0 or tensors_fit(dy)) and (x_copy > 0 or tensors_fit(seen))
@@ -185,17 +143,21 @@ class LinePlan:
         return (padded(dy, memory[:end], dy.dtype) if self.copies[0] else dy,
                 padded(x, memory[end:end + self.copies[1] // 4], x.dtype) if self.copies[1] else x)
 
-    def write(self, dy: Any, x: Any, result: Any) -> None:
+    def write(self, dy: Any, x: Any, result: Any, *bias: Any) -> None:
         """Write partial sums to a result (run, O, I, three axes), or the gradient itself to one without runs.
 
         Folded axes need the former: a gradient may lie in any layout.
         """
+        if self.tile.shared:
+            result = result.transpose(-1, -2) if result.dim() == 6 else result.unsqueeze(-1)
+            self.step(images_last_view(dy), images_last_view(x), result, *bias)
+            return
         if self.fold:
             runs, outputs, inputs, *taps = result.shape
             keep = 3 - self.fold
             shape = (runs, outputs, inputs * math.prod(taps[keep:]), *taps[:keep], *(1,) * self.fold)
             result = result.as_strided(shape, result.stride())
-        self.step(dy, folded_view(x, self.geo, self.fold), result)
+        self.step(dy, folded_view(x, self.geo, self.fold), result, *bias)
 
 
 def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> LinePlan | None:
@@ -211,11 +173,17 @@ def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choi
         max_workspace = workspace_limit(geo, max_workspace) - sum(copies)
         if max_workspace < 0:
             return None
-    tile = settled(seen, LineTile(**fields_of(choice))) if choice is not None else None
+    tile = LineTile(**fields_of(choice)) if choice is not None else None
+    tile = tile if tile is None or tile.shared else settled(seen, tile)
     if tile is None or tile.splits > most_splits(geo, max_workspace):
         tile = choose_lines(seen, max_workspace, fold)
+        sharing = min(shared_lines(geo, max_workspace), key=lambda tile: tile.seconds, default=None)
+        if sharing is not None and (tile is None or sharing.seconds < tile.seconds):
+            tile = sharing
     if tile is None or (fold and tile.splits == 1):
         return None
+    if tile.shared:
+        return LinePlan(geo, 0, tile, line_weight(images_last(geo), tile), (0, 0))
     tile = turned(seen, tile) if problem.weight_layout.endswith("O") else tile
     copying = sum(LAUNCH_SECONDS + 2 * size / MEMORY_BYTES for size in copies if size)
     tile = replace(tile, seconds=tile.seconds + copying)
@@ -267,24 +235,6 @@ def skips(geo: Geometry, tile: LineTile) -> bool:
     return tile.box != line_boxes(geo, tile.axis, tile.NT, tile.chain, math.prod(tile.box))[0]
 
 
-@dataclass(frozen=True)
-class Lines:
-    """How a tile walks over the pixels."""
-
-    length: int  # of a chain
-    spread: int  # chains between each other: one per residue of the dilation
-    boxes: tuple[int, int, int, int]  # on (n, three axes), 1 on the axis of the chain
-
-
-def lines_of(geo: Geometry, box: Box, axis: int, chain: bool) -> Lines:
-    boxes = [-(-extent // size) for extent, size in zip((geo.batch, *geo.y), box)]
-    length = spread = 1
-    if chain:
-        spread = geo.dilation[axis] if geo.stride[axis] == 1 else 1
-        length, boxes[1 + axis] = -(-geo.y[axis] // spread), 1
-    return Lines(length, spread, tuple(boxes))  # type: ignore[arg-type]
-
-
 def choose_lines(geo: Geometry, max_workspace: int | None, fold: int = 0) -> LineTile | None:
     """The tile and the number of runs with the lowest estimated time; folded axes need partial sums."""
     found = (tile for tile in all_lines(geo, max_workspace) if not fold or tile.splits > 1)
@@ -318,7 +268,9 @@ def worth_measuring(problem: Problem, geo: Geometry, count: int = 7) -> list[Lin
         if kind not in kinds and not (fold and tile.splits == 1):
             kinds.add(kind)
             found.append(tile)
-    return [tile for tile in (settled(seen, tile) for tile in found[:count]) if not (fold and tile.splits == 1)]
+    sharing = sorted(shared_lines(geo, None), key=lambda tile: tile.seconds)[:2]
+    return [*sharing, *(tile for tile in (settled(seen, tile) for tile in found[:count])
+                        if not (fold and tile.splits == 1))]
 
 
 def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
@@ -376,6 +328,37 @@ def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
             yield replace(tile, splits=parts, seconds=seconds, programs=programs)
 
 
+def shared_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
+    """Tiles of a problem with one axis whose taps share copies of x, the images side by side (see line_views.py)."""
+    if not images_fit(geo):
+        return
+    seen, most = images_last(geo), most_splits(geo, max_workspace)
+    operand_bytes = 2 * geo.groups * geo.batch * (geo.group_out * geo.y[2] + geo.group_in * geo.x[2])
+    weight_bytes = 4 * geo.groups * geo.group_out * geo.group_in * geo.taps
+    bk = cb = 64
+    for pixels, taps, together in ((64, 3, 2), (64, 4, 2), (128, 3, 2)):
+        b2 = min(power_of_two(geo.batch), 16)
+        box = (1, 1, pixels // b2, b2)
+        copied = pixels + (taps - 1) * geo.dilation[2] * b2
+        y_bytes, x_bytes = pixels * bk * 2, copied * cb * 2
+        slots = min(6, SHARED_BYTES // together // (y_bytes + x_bytes))
+        if taps > geo.taps or copied // b2 > LONGEST or slots < 3:
+            continue
+        lines = lines_of(seen, box, 1, False)
+        by_taps = lines_of_taps(seen, box, 1, taps, False, 1)
+        tiles = len(by_taps) * -(-geo.group_out // bk) * -(-geo.group_in // cb) * geo.groups
+        share = together * MULTIPROCESSORS
+        products = share * 2 * pixels * bk * cb * taps / PRODUCTS[cb]
+        copies = share * (y_bytes + x_bytes) / CACHE_BYTES[cb]
+        line_seconds = max(products + LINE_SECONDS, copies) + DISTURBANCE * copies
+        for splits in split_counts(tiles, math.prod(lines.boxes), share, most):
+            waves = -(-tiles * splits // share)
+            run = -(-math.prod(lines.boxes) // splits)
+            seconds = LAUNCH_SECONDS + max(waves * (run + 4) * line_seconds, operand_bytes / MEMORY_BYTES)
+            seconds += LAUNCH_SECONDS + 2 * splits * weight_bytes / MEMORY_BYTES if splits > 1 else 0
+            yield LineTile(box, bk, cb, taps, 1, False, slots, slots, 4, together, splits, seconds, shared=True)
+
+
 def split_counts(tiles: int, lines: int, slots: int, most: int) -> list[int]:
     """Numbers of runs that fill whole waves of programs."""
     found = {1}
@@ -400,8 +383,23 @@ def schedule_of(geo: Geometry, tile: LineTile) -> list[list[Segment]]:
     return dealt_out(counts, tile.programs) if tile.programs else cut_alike(counts, tile.splits)
 
 
+def bias_rows(geo: Geometry, tile: LineTile) -> int:
+    """Rows of partial sums of dy that a launch writes beside the weight gradient; 0 where it cannot.
+
+    The tiles with the same output channels share the lines among them, so all must have all lines.
+    """
+    lines = lines_of(geo, tile.box, tile.axis, tile.chain)
+    by_taps = lines_of_taps(geo, tile.box, tile.axis, tile.NT, tile.chain, lines.length * lines.spread)
+    every = lines.length * lines.spread * math.prod(lines.boxes)
+    if tile.programs or tile.turned or set(by_taps) != {every}:
+        return 0
+    return tile.splits * len(by_taps) * -(-geo.group_in // tile.CB)
+
+
 def line_weight(geo: Geometry, tile: LineTile, products: int = 1, add: bool = False) -> Step:
     """The launch that writes the partial sums of all runs, or with one run the weight gradient itself.
+
+    Where it is given memory for `bias_rows` rows of channels, it writes sums of dy there as well.
 
     Operands of several parts (see part_plans.py): geo.batch counts the images of all `products` of parts. `add`: to
     what is in the result already.
@@ -415,26 +413,32 @@ def line_weight(geo: Geometry, tile: LineTile, products: int = 1, add: bool = Fa
     fill = any(segment.fill for program in schedule for segment in program)
     tables: dict[Any, Any] = {}
     pn, b0, b1, b2 = tile.box
-    y_slots, x_slots = (tile.y_slots, tile.x_slots) if tile.NT > 1 else (min(tile.y_slots, tile.x_slots),) * 2
+    apart = tile.NT > 1 and not tile.shared
+    y_slots, x_slots = (tile.y_slots, tile.x_slots) if apart else (min(tile.y_slots, tile.x_slots),) * 2
 
-    def leading(dy: Any, x: Any, result: Any) -> tuple[Any, ...]:
+    def x_descriptor(x: Any) -> BoxDescriptor:
+        if not tile.shared:
+            return box_descriptor(x, tile.box, tile.CB, geo.stride)
+        plain = box_descriptor(x, (1, 1, 1, 8), tile.CB)
+        return replace(plain, box=(1, 1, b1 + (tile.NT - 1) * geo.dilation[1], b2, tile.CB))
+
+    def leading(dy: Any, x: Any, result: Any, bias: Any = None) -> tuple[Any, ...]:
         table = constant_tensor(tables, dy.device, lambda: torch.tensor(
             numbers, dtype=torch.int32, device=dy.device)) if tile.programs else None
-        return (box_descriptor(dy, tile.box, tile.BK), box_descriptor(x, tile.box, tile.CB, geo.stride), dy, x, result,
-                table)
+        return box_descriptor(dy, tile.box, tile.BK), x_descriptor(x), dy, x, result, bias, table
 
-    def launch(dy: Any, x: Any, result: Any) -> Launch:
+    def launch(dy: Any, x: Any, result: Any, bias: Any = None) -> Launch:
         yn, _, *y = strides_of(dy)
         xn, _, *xs = strides_of(x)
         r_split, ro, ri, *r = tuple(result.stride()) if result.dim() == 6 else (0, *strides_of(result))
-        constants = {**geo.constants(), "KG": geo.group_out, "CG": geo.group_in, "PRODUCTS": products, "ADD": add,
-                     "FILL": fill, "TURNED": tile.turned, "SEGMENTS": segments,
+        constants = {**geo.constants(), "KG": geo.group_out, "CG": geo.group_in, "BIAS": bias is not None,
+                     "PRODUCTS": products, "ADD": add, "FILL": fill, "TURNED": tile.turned, "SEGMENTS": segments,
                      "PARTS": 0 if tile.programs else tile.splits, "AXIS": tile.axis, "NT": tile.NT,
-                     "CHAIN": tile.chain, "PN": pn, "B0": b0, "B1": b1, "B2": b2, "BK": tile.BK, "CB": tile.CB,
-                     "YS": y_slots, "XS": x_slots, "WARPS": tile.warps}
+                     "CHAIN": tile.chain, "SHARED": tile.shared, "PN": pn, "B0": b0, "B1": b1, "B2": b2,
+                     "BK": tile.BK, "CB": tile.CB, "YS": y_slots, "XS": x_slots, "WARPS": tile.warps}
         batch = geo.batch // products
         scalars = (batch, *geo.y, *geo.x, lines.length, lines.spread, *lines.boxes[1:], -(-batch // pn), yn, *y,
-                   xn, *xs, r_split, ro, ri, *r)
+                   xn, *xs, r_split, ro, ri, *r, geo.groups * geo.group_out)
         return Launch((len(schedule),), scalars, constants, tile.warps, 1, leading,
                       HALF_REGISTERS if tile.together == 2 else None)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from .geometry import Geometry
@@ -26,6 +27,24 @@ class Segment(NamedTuple):
 
 
 NONE = Segment(0, -1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """How a tile walks over the pixels."""
+
+    length: int  # of a chain
+    spread: int  # chains between each other: one per residue of the dilation
+    boxes: tuple[int, int, int, int]  # on (n, three axes), 1 on the axis of the chain
+
+
+def lines_of(geo: Geometry, box: Box, axis: int, chain: bool) -> Lines:
+    boxes = [-(-extent // size) for extent, size in zip((geo.batch, *geo.y), box)]
+    length = spread = 1
+    if chain:
+        spread = geo.dilation[axis] if geo.stride[axis] == 1 else 1
+        length, boxes[1 + axis] = -(-geo.y[axis] // spread), 1
+    return Lines(length, spread, tuple(boxes))  # type: ignore[arg-type]
 
 
 def boxes_inside(geo: Geometry, box: Box, axis: int, first_tap: int, taps: int) -> int:

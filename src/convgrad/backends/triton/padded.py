@@ -47,3 +47,30 @@ def turn_kernel(weight, target, outs, ins, A1, A2, w_o, w_i, w_0, w_1, w_2, TAPS
                     mask=(o < outs)[:, None] & (i < ins)[None, :], other=0.0)
     tl.store(target + (i.to(tl.int64) * TAPS + tap)[:, None] * outs + o[None, :], tl.trans(value),
              mask=(i < ins)[:, None] & (o < outs)[None, :])
+
+
+@triton.jit
+def join_kernel(weight, target, size, w_o, w_i, KG: tl.constexpr, CG: tl.constexpr, CHANNELS: tl.constexpr,
+                BE: tl.constexpr):
+    """Weights (O, CG) of one tap as rows of all CHANNELS input channels, zeros between different groups."""
+    at = tl.program_id(0) * BE + tl.arange(0, BE)
+    o = at // CHANNELS
+    c = at % CHANNELS
+    mine = (at < size) & (o // KG == c // CG)
+    value = tl.load(weight + o.to(tl.int64) * w_o + (c % CG) * w_i, mask=mine, other=0.0)
+    tl.store(target + at, value, mask=at < size)
+
+
+@triton.jit
+def space_kernel(weight, target, size, A1, A2, w_o, w_i, w_0, w_1, w_2, KG: tl.constexpr, CG: tl.constexpr,
+                 OUTS: tl.constexpr, INS: tl.constexpr, TAPS: tl.constexpr, BE: tl.constexpr):
+    """Weights as rows (group, one of OUTS, tap) of INS: zeros where a group has but KG outputs of CG inputs."""
+    at = tl.program_id(0) * BE + tl.arange(0, BE)
+    i = at % INS
+    tap = at // INS % TAPS
+    row = at // (INS * TAPS)
+    o = row % OUTS
+    there = (at < size) & (i < CG) & (o < KG)
+    where = ((row // OUTS * KG + o).to(tl.int64) * w_o + i * w_i + (tap // (A1 * A2)) * w_0 + (tap // A2 % A1) * w_1
+             + (tap % A2) * w_2)
+    tl.store(target + at, tl.load(weight + where, mask=there, other=0.0), mask=at < size)

@@ -20,9 +20,17 @@ def sum_of_parts(partial, element, there, size, splits, BS: tl.constexpr, BE: tl
 
 
 @triton.jit
-def add_parts_kernel(partial, result, size, splits, r_o, r_i, r_0, r_1, r_2, INNER: tl.constexpr, A0: tl.constexpr,
-                     A1: tl.constexpr, A2: tl.constexpr, WIDE: tl.constexpr, FEW: tl.constexpr, BS: tl.constexpr,
-                     BE: tl.constexpr):
+def add_bias(partial, result, program, channels, parts, r_k, BS: tl.constexpr, BE: tl.constexpr):
+    """BE channels of `parts` partial bias gradients, added in order."""
+    k = program * BE + tl.arange(0, BE)
+    acc = sum_of_parts(partial, k, k < channels, channels, parts, BS, BE)
+    tl.store(result + k * r_k, as_result(acc, result), mask=k < channels)
+
+
+@triton.jit
+def add_weights(partial, result, size, splits, r_o, r_i, r_0, r_1, r_2, INNER: tl.constexpr, A0: tl.constexpr,
+                A1: tl.constexpr, A2: tl.constexpr, WIDE: tl.constexpr, FEW: tl.constexpr, BS: tl.constexpr,
+                BE: tl.constexpr):
     """Add `splits` arrays of `size` sums; element (o, t0, t1, t2, i), i fastest, goes to its place by strides.
 
     FEW is the number of parts where it is small, or 0. The extents are constants: divisions by numbers that the
@@ -40,6 +48,21 @@ def add_parts_kernel(partial, result, size, splits, r_o, r_i, r_0, r_1, r_2, INN
     o, t0, t1, t2 = position(element // INNER, A0, A1, A2)
     tl.store(result + o.to(tl.int64) * r_o + i * r_i + t0 * r_0 + t1 * r_1 + t2 * r_2,
              as_result(acc, result), mask=there)
+
+
+@triton.jit
+def add_parts_kernel(partial, result, bias_partial, bias, size, splits, r_o, r_i, r_0, r_1, r_2, programs, channels,
+                     bias_parts, r_k, INNER: tl.constexpr, A0: tl.constexpr, A1: tl.constexpr, A2: tl.constexpr,
+                     WIDE: tl.constexpr, FEW: tl.constexpr, BS: tl.constexpr, BE: tl.constexpr, BIAS: tl.constexpr,
+                     BBS: tl.constexpr, BBE: tl.constexpr):
+    """A weight gradient's parts, by `programs`; with BIAS the programs behind them add those of a bias gradient."""
+    if BIAS:
+        if tl.program_id(0) < programs:
+            add_weights(partial, result, size, splits, r_o, r_i, r_0, r_1, r_2, INNER, A0, A1, A2, WIDE, FEW, BS, BE)
+        else:
+            add_bias(bias_partial, bias, tl.program_id(0) - programs, channels, bias_parts, r_k, BBS, BBE)
+    else:
+        add_weights(partial, result, size, splits, r_o, r_i, r_0, r_1, r_2, INNER, A0, A1, A2, WIDE, FEW, BS, BE)
 
 
 @triton.jit

@@ -11,12 +11,12 @@ import triton.language as tl
 
 from ...problem import DTYPES, Plan, Problem, Unsupported
 from . import band_plans, copied_plans, depthwise_plans, slide_plans
+from .bias_parts import bias_add_step
 from .flat import flattened, with_flat
 from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
 from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import STORED_8BIT, arithmetic, on_tensors, operand_bytes, scratch, table_for
-from .part_sums import reduce_kernel
 from .replay import recorded
 from .tiles import (
     MULTIPROCESSORS,
@@ -26,7 +26,7 @@ from .tiles import (
     choose_gather,
     choose_weight,
     most_splits,
-    reduce_tile,
+    workspace_limit,
 )
 from .tuning import SEPARATE, Choice, fields_of, tuned
 from .ways import Way, add_step, gather_ways, weight_ways
@@ -57,10 +57,12 @@ def plan_as_given(problem: Problem, max_workspace: int | None, choice: Choice | 
         return Plan(problem, "triton", "fill_zero", on_tensors(problem, fill_zero), 0)
     if geo.groups > 1 and geo.group_in == geo.group_out == 1 and wrt != "bias":
         return noted(depthwise_plan(problem, geo, max_workspace, choice), source)
+    if wrt == "weight+bias":
+        return weight_and_bias_plan(problem, geo, max_workspace, choice, source)
     if len(problem.results) > 1:
         raise Unsupported("several results of a dense or grouped convolution: one kernel each is used")
     if wrt == "bias":
-        return bias_plan(problem, geo, max_workspace)
+        return first_that_takes(problem, [bias_way(problem, geo, max_workspace)])
     if wrt == "weight":
         return noted(weight_plan(problem, geo, max_workspace, choice), source)
     return noted(gather_plan(problem, geo, max_workspace, choice), source)
@@ -144,6 +146,12 @@ Choices = Callable[[Problem, Geometry, int | None, Choice | None], list[Way]]
 def planned(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None,
             choices: Choices) -> Plan:
     """The plan of the ways that `choices` finds, or that it finds for copies of the tensors with channels last."""
+    return first_that_takes(problem, with_copies(problem, geo, max_workspace, choice, choices))
+
+
+def with_copies(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None,
+                choices: Choices) -> list[Way]:
+    """The ways that `choices` finds, and those on copies; the last takes all tensors."""
     *ways, by_pointers = choices(problem, geo, max_workspace, choice)
 
     def for_piece(piece: Problem, room: int) -> list[Way]:
@@ -159,7 +167,7 @@ def planned(problem: Problem, geo: Geometry, max_workspace: int | None, choice: 
             ways.append(copied_plans.where_they_lie_otherwise(problem, geo, for_piece))
         elif isinstance(copied, str):
             by_pointers = replace(by_pointers, note=f"{by_pointers.note}; {copied}")
-    return first_that_takes(problem, [*ways, by_pointers])
+    return [*ways, by_pointers]
 
 
 def first_that_takes(problem: Problem, ways: list[Way]) -> Plan:
@@ -173,6 +181,32 @@ def first_that_takes(problem: Problem, ways: list[Way]) -> Plan:
     notes = [f"tile: {ways[0].note}", *(f"where tensors do not lie as that needs: {way.note}" for way in ways[1:])]
     return Plan(problem, "triton", ways[0].name, on_tensors(problem, run), max(way.workspace_bytes for way in ways),
                 ("; ".join(notes),))
+
+
+def weight_and_bias_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None,
+                         source: str) -> Plan:
+    """Weight and bias gradient in one pass, where the fastest way to the weight gradient can do that."""
+    alone = problem.with_(wrt="weight")
+    if choice is None:
+        choice, source = tuned(alone)
+    ways = with_copies(alone, geo, max_workspace, choice, weight_choices)
+    bias = bias_way(problem.with_(wrt="bias"), geo, max_workspace)
+    size = max(way.workspace_bytes + way.bias_bytes for way in ways)
+    if not ways[0].bias_bytes or size > workspace_limit(geo, max_workspace):
+        raise Unsupported("weight and bias gradient at once: one kernel each is used")
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        weight_result, bias_result = results
+        way = next(way for way in ways if way.takes(operands, weight_result))
+        if way.bias_bytes:
+            way.run(operands, weight_result, workspace, bias_result)
+        else:
+            way.run(operands, weight_result, workspace)
+            bias.run(operands[:1], bias_result, workspace)
+
+    plan = first_that_takes(alone, ways)
+    return noted(plan._replace(problem=problem, kernel=f"{plan.kernel}_bias", run=on_tensors(problem, run),
+                               workspace_bytes=max(size, bias.workspace_bytes)), source)
 
 
 def must_settle(numbers: dict[str, Any], computed: bool, stages: int) -> bool:
@@ -284,7 +318,8 @@ def weight_launch(geo: Geometry, tile: WeightTile, numbers: dict[str, Any], dy: 
     return Launch((programs,), scalars, constants, tile.warps, stages)
 
 
-def bias_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Plan:
+def bias_way(problem: Problem, geo: Geometry, max_workspace: int | None) -> Way:
+    """The bias gradient by its own kernel."""
     channels = geo.groups * geo.group_out
     bk = min(128, power_of_two(channels)) if problem.layout.endswith("C") else 1  # neighbours in memory side by side
     bp = max(1, 4096 // bk)
@@ -308,14 +343,10 @@ def bias_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Pla
         return Launch((tiles, splits), scalars, constants, 8, 2)
 
     step = Step(bias_kernel, launch)
-    add = Step(reduce_kernel, lambda partial, result: Launch(
-        (-(-channels // reduce_tile(channels, splits)[1]),),
-        (channels, splits, 1, 1, 1, 1, result.stride(0), 0, 0, 0, 0),
-        dict(zip(("BS", "BE"), reduce_tile(channels, splits))), 4, 1))
+    add = bias_add_step(channels, splits)
     size = (8 if double else 4) * splits * channels if splits > 1 else 0
 
-    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        db = results[0]
+    def run(operands: tuple[Any, ...], db: Any, workspace: Any) -> None:
         if splits == 1:
             step(operands[0], db, table_for(problem, db))
             return
@@ -323,5 +354,5 @@ def bias_plan(problem: Problem, geo: Geometry, max_workspace: int | None) -> Pla
         step(operands[0], partial, table_for(problem, db))
         add(partial, db)
 
-    return Plan(problem, "triton", f"bias_{DTYPES[problem.dtype][0]}_{bp}x{bk}_split{splits}",
-                on_tensors(problem, run), size, (f"{splits} runs of pixels",))
+    return Way(f"bias_{DTYPES[problem.dtype][0]}_{bp}x{bk}_split{splits}", f"{bp} x {bk}, {splits} runs of pixels",
+               math.inf, size, lambda operands, result: True, run)

@@ -20,6 +20,7 @@ from . import (
     box_line_plans,
     box_plans,
     cell_plans,
+    joined_plans,
     line_plans,
     part_gather,
     part_plans,
@@ -27,6 +28,7 @@ from . import (
     wide_plans,
     window_plans,
 )
+from .bias_parts import bias_add_step, with_bias
 from .geometry import Geometry, strides_of
 from .launch import Launch, Step
 from .numbers_on_device import rounding, scratch
@@ -37,6 +39,7 @@ from .tuning import Choice, fields_of, left_out, tuned
 Operands = tuple[Any, ...]
 DECODE_SECONDS = 6e-6  # of two kernels that copy, beside their bytes
 DECODE_RATE = 2.5e12
+NARROW_BOXES = 1.6  # of the expected time, as measured where boxes of single taps are narrow
 FEW_PARTS = 8  # that one program of the adding kernel loads at once
 
 
@@ -45,6 +48,8 @@ class Way:
     """`takes(operands, result)` says whether the tensors lie as needed; `run(operands, result, workspace)` computes.
 
     Box lines take the three scales of a scaled problem after the operands (see scaled_plans.py).
+    A weight gradient with `bias_bytes` (of workspace, more) sums the bias gradient in the same pass, where `run` gets
+    that result as well.
     """
 
     name: str
@@ -52,7 +57,8 @@ class Way:
     seconds: float  # expected
     workspace_bytes: int
     takes: Callable[[Operands, Any], bool]
-    run: Callable[[Operands, Any, Any], None]
+    run: Callable[..., None]
+    bias_bytes: int = 0
     writes_columns: bool = False  # results with channels first, about as fast as others
 
 
@@ -61,7 +67,7 @@ Offer = Callable[[Problem, Geometry, int | None, Choice | None], Way | None]
 
 def gather_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
     """Ways to the output or the input gradient, the fastest first; only the chosen one where there is a choice."""
-    offers = (gather_by_parts, gather_by_points, input_by_blocks, by_cells, by_box_lines, by_boxes)
+    offers = (gather_by_parts, gather_by_points, input_by_blocks, by_cells, by_joined_groups, by_box_lines, by_boxes)
     return fastest_first(offers, problem, geo, max_workspace, choice)
 
 
@@ -102,13 +108,13 @@ def weight_by_blocks(problem: Problem, geo: Geometry, max_workspace: int | None,
     shape = (plan.splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
     add = add_step(geo, plan.splits)
 
-    def run(operands: Operands, result: Any, workspace: Any) -> None:
-        partial = scratch(problem, workspace, shape, result)
-        plan.write(*operands, partial)
-        add(partial, result)
+    def write(dy: Any, x: Any, partial: Any, result: Any, *bias: Any) -> None:
+        plan.write(dy, x, partial, *bias[:1])
+        add(partial, result, *bias)
 
     return Way(f"blocks_{short(problem)}_{plan.tile.WT}_split{plan.splits}", str(plan.tile), plan.tile.seconds,
-               4 * math.prod(shape), lambda operands, result: block_plans.takes(*operands), run)
+               4 * math.prod(shape), lambda operands, result: block_plans.takes(*operands),
+               collecting(problem, shape, plan.bias_shape, write), 4 * math.prod(plan.bias_shape))
 
 
 def by_cells(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
@@ -142,9 +148,26 @@ def by_box_lines(problem: Problem, geo: Geometry, max_workspace: int | None, cho
         memory = scratch(problem, workspace, (plan.memory,), result) if plan.memory else None
         plan.run(operands[0], operands[1], result, memory, *operands[2:])
 
-    return Way(f"box_lines_{short(problem)}_{tile.BM}x{tile.BN}x{tile.CB}", str(tile), tile.seconds,
+    narrow = geo.groups > 1 and geo.taps == 1 and tile.CB < 32
+    return Way(f"box_lines_{short(problem)}_{tile.BM}x{tile.BN}x{tile.CB}", str(tile),
+               tile.seconds * (NARROW_BOXES if narrow else 1.0),
                4 * plan.memory, lambda operands, result: plan.take(operands[0], operands[1], result),
                run, box_line_plans.writes_columns(problem, geo))
+
+
+def by_joined_groups(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
+    """Few narrow groups with windows of one point, as one dense problem on boxes."""
+    plan = joined_plans.for_problem(problem, geo, max_workspace, choice)
+    if plan is None:
+        return None
+    tile = plan.tile
+
+    def run(operands: Operands, result: Any, workspace: Any) -> None:
+        plan.write(operands[0], operands[1], result, scratch(problem, workspace, (plan.words,), result))
+
+    return Way(f"joined_{short(problem)}_{tile.BM}x{tile.BN}x{tile.CB}", f"{geo.groups} groups joined, {tile}",
+               tile.seconds + joined_plans.JOIN_SECONDS, 4 * plan.words,
+               lambda operands, result: plan.take(operands[0], result), run)
 
 
 def by_boxes(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
@@ -235,23 +258,25 @@ def by_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice:
     if plan is None:
         return None
     tile, splits = plan.tile, plan.tile.splits
-    add = add_step(geo, splits)
+    add, add_bias = add_step(geo, splits), bias_add_step(plan.bias_shape[1], plan.bias_shape[0])
     shape = (splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
     copied = sum(plan.copies) // 4
     needed = copied + (math.prod(shape) if splits > 1 else 0)
 
-    def run(operands: Operands, result: Any, workspace: Any) -> None:
-        memory = scratch(problem, workspace, (needed,), result) if needed else None
-        dy, x = plan.copied(operands[0], operands[1], memory)
-        if memory is None or splits == 1:
-            plan.write(dy, x, result)
+    def write(dy: Any, x: Any, memory: Any, result: Any, *bias: Any) -> None:
+        dy, x = plan.copied(dy, x, memory)
+        if splits == 1:
+            plan.write(dy, x, result, *bias[:1])
+            if bias:
+                add_bias(*bias)
             return
         partial = memory[copied:].view(shape)
-        plan.write(dy, x, partial.permute(0, 1, 5, 2, 3, 4))
-        add(partial, result)
+        plan.write(dy, x, partial.permute(0, 1, 5, 2, 3, 4), *bias[:1])
+        add(partial, result, *bias)
 
     return Way(f"lines_{short(problem)}_{tile.BK}x{tile.NT}x{tile.CB}_split{splits}", str(tile), tile.seconds,
-               4 * needed, lambda operands, result: plan.take(operands[0], operands[1]), run)
+               4 * needed, lambda operands, result: plan.take(operands[0], operands[1]),
+               collecting(problem, (needed,), plan.bias_shape, write), 4 * math.prod(plan.bias_shape))
 
 
 def by_decoded_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
@@ -297,25 +322,40 @@ def by_windows(problem: Problem, geo: Geometry, max_workspace: int | None, choic
 
 def collected(problem: Problem, plan: Any, name: str, note: str, seconds: float) -> Way:
     """The way of a plan that sums into memory of `plan.shape` and collects the result from it."""
-    def run(operands: Operands, result: Any, workspace: Any) -> None:
-        plan.write(operands[0], operands[1], scratch(problem, workspace, plan.shape, result), result)
-
     return Way(name, note, seconds, 4 * math.prod(plan.shape),
-               lambda operands, result: plan.take(operands[0], operands[1]), run)
+               lambda operands, result: plan.take(operands[0], operands[1]),
+               collecting(problem, plan.shape, plan.bias_shape, plan.write), 4 * math.prod(plan.bias_shape))
+
+
+def collecting(problem: Problem, shape: tuple[int, ...], bias_shape: tuple[int, int],
+               write: Callable[..., None]) -> Callable[..., None]:
+    """A way's runner by write(dy, x, memory of `shape`, result), and of a bias gradient its parts and the result."""
+    words = math.prod(shape)
+
+    def run(operands: Operands, result: Any, workspace: Any, bias: Any = None) -> None:
+        more = 0 if bias is None else math.prod(bias_shape)
+        memory = scratch(problem, workspace, (words + more,), result) if words + more else None
+        sums = None if memory is None else memory[:words].view(shape)
+        if bias is None:
+            write(*operands, sums, result)
+        elif memory is not None:
+            write(*operands, sums, result, memory[words:].view(bias_shape), bias)
+
+    return run
 
 
 def add_step(geo: Geometry, splits: int) -> Step:
-    """The kernel that adds `splits` partial weight gradients in order."""
+    """The kernel that adds `splits` partial weight gradients in order, and a bias gradient's parts where given."""
     size = geo.groups * geo.group_out * geo.group_in * geo.taps
     slabs, be = reduce_tile(size, splits)
     few = splits if splits <= FEW_PARTS else 0
     be = 1024 if few and size >= 2 * 1024 * MULTIPROCESSORS else be
     taps = {f"A{axis}": geo.kernel[axis] for axis in range(3)}
 
-    def launch(partial: Any, result: Any) -> Launch:
+    def launch(partial: Any, result: Any, *bias: Any) -> Launch:
         ro, ri, *r = strides_of(result)
-        return Launch((-(-size // be),), (size, splits, ro, ri, *r),
-                      {"INNER": geo.group_in, **taps, "WIDE": size >= 2**31 - 2**12, "FEW": few, "BS": slabs,
-                       "BE": be}, 4, 1)
+        return with_bias(Launch((-(-size // be),), (size, splits, ro, ri, *r),
+                                {"INNER": geo.group_in, **taps, "WIDE": size >= 2**31 - 2**12, "FEW": few,
+                                 "BS": slabs, "BE": be}, 4, 1), *bias)
 
     return Step(add_parts_kernel, launch)

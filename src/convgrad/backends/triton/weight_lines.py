@@ -5,6 +5,9 @@ is a box of pixels. Lines that follow each other on the axis of the taps make a 
 the x lines q*stride + t, so an x line is copied once and multiplied by several dy lines. A chain of length 1 shares
 only the dy line. The copies' zero fill is the padding. `weight.py` has the same sums in plain Triton.
 
+SHARED: where images are the last axis of a line, the taps of the axis before them are whole units of 8 pixels apart,
+and one copy of x serves all of a program's taps.
+
 On an axis with a stride the copies of x take every stride-th element.
 """
 
@@ -15,19 +18,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from .line_places import (
     first_line,
     next_line,
+    number_in_row,
     pixel_of,
     segment,
-    slot_after,
     stored_images,
+    tap_tiles,
     wrapped,
 )
+from .line_products import multiply_run, product_of_line, x_line
 
 
 @gluon.jit
@@ -58,9 +62,12 @@ def copy_dy(dy_box, slots, full, empty, table, shape, extents, images, PRODUCTS:
 @gluon.jit
 def copy_x(x_box, slots, full, empty, table, shape, extents, images, PRODUCTS: gl.constexpr, TILING: gl.constexpr,
            SEGMENTS: gl.constexpr, PARTS: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, CHAIN: gl.constexpr,
-           ADVANCE: gl.constexpr, D: gl.constexpr, GEOMETRY: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr,
-           SLOTS: gl.constexpr, BYTES: gl.constexpr):
-    """The warp that copies x: NT lines at the start of a chain, then those that the taps meet for the first time."""
+           ADVANCE: gl.constexpr, D: gl.constexpr, UNITS: gl.constexpr, GEOMETRY: gl.constexpr, BOX: gl.constexpr,
+           STEP: gl.constexpr, SLOTS: gl.constexpr, BYTES: gl.constexpr):
+    """The warp that copies x: NT lines at the start of a chain, then those that the taps meet for the first time.
+
+    With UNITS one copy brings the pixels of all taps.
+    """
     slot = gl.program_id(0) * 0
     round = gl.program_id(0) * 0
     for number in range(SEGMENTS):
@@ -78,7 +85,7 @@ def copy_x(x_box, slots, full, empty, table, shape, extents, images, PRODUCTS: g
         for _ in range(begin, end):
             box, q0, q1, q2 = pixel_of(place, first, AXIS, BOX, STEP)
             n = stored_images(box, images, 1, PRODUCTS, BOX[0])
-            for t in gl.static_range(NT):
+            for t in gl.static_range(NT if UNITS[0] == 0 else 1):
                 if (t >= NT - ADVANCE) | (fresh != 0):
                     mbarrier.wait(empty.index(slot), round ^ 1)
                     mbarrier.expect(full.index(slot), BYTES)
@@ -91,8 +98,11 @@ def copy_x(x_box, slots, full, empty, table, shape, extents, images, PRODUCTS: g
                         i1 += t * D
                     if AXIS == 2:
                         i2 += t * D
-                    tma.async_copy_global_to_shared(x_box, [n, i0, i1, i2, column], full.index(slot),
-                                                    slots.index(slot))
+                    if UNITS[0] == 0:
+                        target = slots.index(slot)
+                    else:
+                        target = slots.index(slot * UNITS[0])._reinterpret(slots.dtype, x_box.block_shape, x_box.layout)
+                    tma.async_copy_global_to_shared(x_box, [n, i0, i1, i2, column], full.index(slot), target)
                     slot, carry = wrapped(slot, 1, SLOTS)
                     round ^= carry
             place = next_line(place, seen)
@@ -100,77 +110,10 @@ def copy_x(x_box, slots, full, empty, table, shape, extents, images, PRODUCTS: g
 
 
 @gluon.jit
-def product_of_line(y_line, x_line, acc, TURNED: gl.constexpr, BP: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr):
-    """Add the products of a line's pixels; rows of the sums are output channels, or input channels where TURNED."""
-    if TURNED:
-        rows = x_line.reshape([BP, CB])
-        columns = y_line.reshape([BP, BK])
-    else:
-        rows = y_line.reshape([BP, BK])
-        columns = x_line.reshape([BP, CB])
-    return warpgroup_mma(rows.permute([1, 0]), columns, acc, is_async=True)
-
-
-@gluon.jit
-def multiply_lines(slots, barriers, run, length, state, sums, TURNED: gl.constexpr, NT: gl.constexpr,
-                   ADVANCE: gl.constexpr, BP: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr, YS: gl.constexpr,
-                   XS: gl.constexpr):
-    """Add the products of all lines of a segment; a slot is given back when the next line's products are under way."""
-    y_slots, x_slots = slots
-    y_full, y_empty, x_full, x_empty = barriers
-    begin, end = run
-    y_slot, y_round, x_slot, x_round = state  # of x: the first tap's
-    at = begin % length
-    # NOTE: values of their own: Triton takes a variable that starts as another one and becomes it for a constant
-    y_before = begin * 0
-    x_before = begin * 0
-    round_before = begin * 0
-    back = begin * 0  # x lines of the line before that are not needed again
-    for line in range(begin, end):
-        mbarrier.wait(y_full.index(y_slot), y_round)
-        more = ()
-        for t in gl.static_range(NT):
-            slot, round = slot_after(x_slot, x_round, t, XS)
-            if NT > 1:  # otherwise one barrier stands for a slot of both
-                mbarrier.wait(x_full.index(slot), round)
-            more += (product_of_line(y_slots.index(y_slot), x_slots.index(slot), sums[t], TURNED, BP, BK, CB),)
-        sums = warpgroup_mma_wait(num_outstanding=NT, deps=more)
-        if NT == 1:
-            sums = (sums,)
-        mbarrier.arrive(y_empty.index(y_before), pred=line > begin)
-        if NT > 1:
-            for t in gl.static_range(NT):
-                slot, round = slot_after(x_before, x_round, t, XS)
-                mbarrier.arrive(x_empty.index(slot), pred=t < back)
-        y_before = y_slot
-        y_slot, carry = wrapped(y_slot, 1, YS)
-        y_round ^= carry
-        x_before = x_slot
-        round_before = x_round
-        at, last = wrapped(at, 1, length)
-        back = gl.where(last != 0, NT, ADVANCE)
-        over = (x_slot + back >= XS).to(gl.int32)
-        x_slot += back - over * XS
-        x_round ^= over
-    sums = warpgroup_mma_wait(num_outstanding=0, deps=sums)
-    if NT == 1:
-        sums = (sums,)
-    # a run may end within a chain, whose last lines nobody needs then
-    mbarrier.arrive(y_empty.index(y_before), pred=begin < end)
-    if NT > 1:
-        for t in gl.static_range(NT):
-            slot, round = slot_after(x_before, x_round, t, XS)
-            mbarrier.arrive(x_empty.index(slot), pred=begin < end)
-    if begin < end:
-        x_slot, x_round = slot_after(x_before, round_before, NT, XS)
-    return sums, (y_slot, y_round, x_slot, x_round)
-
-
-@gluon.jit
 def masked_lines(slots, pointers, places, first, shape, extents, steps, images, tap, offset, zero,
                  PRODUCTS: gl.constexpr, TURNED: gl.constexpr, AXIS: gl.constexpr,
                  BOX: gl.constexpr, STEP: gl.constexpr, GEOMETRY: gl.constexpr, BP: gl.constexpr, BK: gl.constexpr,
-                 CB: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr, WARPS: gl.constexpr):
+                 CB: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr, UNITS: gl.constexpr, WARPS: gl.constexpr):
     """The sum of one tap again, with both operands masked: a zero of the padding may have met an infinite operand."""
     y_slots, x_slots = slots
     dy, x = pointers
@@ -214,10 +157,10 @@ def masked_lines(slots, pointers, places, first, shape, extents, steps, images, 
                 value = gl.load(x + row[:, None] + (x_base + c)[None, :], mask=there[:, None] & (c < CG)[None, :],
                                 other=0.0)
                 value = gl.where((box < (PRODUCTS - 1) * images) & (value - value != 0.0), 0.0, value)
-                x_slots.index(0).reshape([BP, CB]).store(value)
+                x_line(x_slots, 0, 0, BP, CB, UNITS).store(value)
         fence_async_shared()
         gl.thread_barrier()
-        acc = product_of_line(y_slots.index(0), x_slots.index(0), acc, TURNED, BP, BK, CB)
+        acc = product_of_line(y_slots.index(0), x_line(x_slots, 0, 0, BP, CB, UNITS), acc, TURNED, BP, BK)
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         gl.thread_barrier()
     return acc
@@ -288,21 +231,23 @@ def next_tap(tap, AXIS: gl.constexpr):
 
 
 @gluon.jit
-def sum_and_store(slots, barriers, pointers, result, table, shape, extents, steps, result_steps, images,
-                  PRODUCTS: gl.constexpr, ADD: gl.constexpr, FILL: gl.constexpr, TURNED: gl.constexpr,
-                  TILING: gl.constexpr, SEGMENTS: gl.constexpr, PARTS: gl.constexpr, AXIS: gl.constexpr,
-                  NT: gl.constexpr, CHAIN: gl.constexpr, ADVANCE: gl.constexpr, BOX: gl.constexpr,
-                  STEP: gl.constexpr, GEOMETRY: gl.constexpr, BP: gl.constexpr, YS: gl.constexpr, XS: gl.constexpr,
-                  WARPS: gl.constexpr):
+def sum_and_store(slots, barriers, ones, pointers, result, bias, table, shape, extents, steps, result_steps, images,
+                  BIAS: gl.constexpr, PRODUCTS: gl.constexpr, ADD: gl.constexpr, FILL: gl.constexpr,
+                  TURNED: gl.constexpr, TILING: gl.constexpr, SEGMENTS: gl.constexpr, PARTS: gl.constexpr,
+                  AXIS: gl.constexpr, NT: gl.constexpr, CHAIN: gl.constexpr, ADVANCE: gl.constexpr,
+                  UNITS: gl.constexpr, BOX: gl.constexpr, STEP: gl.constexpr, GEOMETRY: gl.constexpr,
+                  BP: gl.constexpr, YS: gl.constexpr, XS: gl.constexpr, WARPS: gl.constexpr):
     """The multiplying warps: the lines of each segment, then the sums of each tap to the result."""
     KERNEL, BK, CB, KG, CG = TILING
     ROWS: gl.constexpr = CB if TURNED else BK
     COLUMNS: gl.constexpr = BK if TURNED else CB
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, COLUMNS, 16])
+    narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, 8, 16])
+    SHARES: gl.constexpr = tap_tiles(KERNEL, AXIS, NT) * ((CG + CB - 1) // CB)
     zero = gl.program_id(0) * 0
     state = (zero, zero, zero, zero)
     bad = zero.to(gl.int64)  # one bit for each segment
-    r_split, r_k, r_c, r_0, r_1, r_2 = result_steps
+    r_split, r_k, r_c, r_0, r_1, r_2, b_split = result_steps
     in_part = (r_k, r_c, r_0, r_1, r_2)
     for number in range(SEGMENTS):
         tile, _first, _seen, run = segment(table, number, shape, extents, images * PRODUCTS, TILING, SEGMENTS, PARTS,
@@ -310,8 +255,15 @@ def sum_and_store(slots, barriers, pointers, result, table, shape, extents, step
         k_tile, c_tile, tap0, tap1, tap2, group = tile
         part, begin, end, fill = run
         nothing = gl.full([ROWS, COLUMNS], 0.0, gl.float32, layout)
-        sums, state = multiply_lines(slots, barriers, (begin, end), shape[0], state, (nothing,) * NT, TURNED, NT,
-                                     ADVANCE, BP, BK, CB, YS, XS)
+        share = number_in_row(TILING, AXIS, NT, PARTS) if BIAS else zero
+        sums, added, state = multiply_run(slots, barriers, (begin, end), shape[0], state, (nothing,) * NT,
+                                          gl.full([BK, 8], 0.0, gl.float32, narrow) if BIAS else zero, ones, share,
+                                          BIAS, SHARES, TURNED, NT, ADVANCE, UNITS, BP, BK, CB, YS, XS)
+        if BIAS:
+            k = k_tile + gl.arange(0, BK, layout=gl.SliceLayout(1, narrow))
+            column = gl.arange(0, 8, layout=gl.SliceLayout(0, narrow))
+            row = bias + (part * SHARES + share).to(gl.int64) * b_split + group * KG
+            gl.store(row + k[:, None] + column[None, :], added, mask=(k < KG)[:, None] & (column == 0)[None, :])
         at = result + part.to(gl.int64) * r_split + (group * KG).to(gl.int64) * r_k
         bad_now = zero
         for t in gl.static_range(NT):
@@ -340,25 +292,26 @@ def sum_and_store(slots, barriers, pointers, result, table, shape, extents, step
                 acc = masked_lines(slots, pointers, (begin, end), first, seen, extents, steps, images, tap,
                                    (k_tile, c_tile, group * KG, group * CG),
                                    gl.full([ROWS, COLUMNS], 0.0, gl.float32, layout), PRODUCTS, TURNED, AXIS, BOX, STEP,
-                                   GEOMETRY, BP, BK, CB, KG, CG, WARPS)
+                                   GEOMETRY, BP, BK, CB, KG, CG, UNITS, WARPS)
                 store_tap(acc, at, tap, (k_tile, c_tile), in_part, ADD, TURNED, layout, WARPS, KERNEL, BK, CB, KG, CG)
                 tap = next_tap(tap, AXIS)
 
 
 @gluon.jit
 def line_weight_kernel(
-        dy_box, x_box, dy, x, result, table,
+        dy_box, x_box, dy, x, result, bias, table,
         N, Q0, Q1, Q2, X0, X1, X2, length, spread, boxes_0, boxes_1, boxes_2, images,
-        y_n, y_0, y_1, y_2, x_n, x_0, x_1, x_2, r_split, r_k, r_c, r_0, r_1, r_2,
+        y_n, y_0, y_1, y_2, x_n, x_0, x_1, x_2, r_split, r_k, r_c, r_0, r_1, r_2, b_split,
         K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
         T0: gl.constexpr, T1: gl.constexpr, T2: gl.constexpr,
         D0: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
-        KG: gl.constexpr, CG: gl.constexpr, PRODUCTS: gl.constexpr, ADD: gl.constexpr, FILL: gl.constexpr,
-        TURNED: gl.constexpr, SEGMENTS: gl.constexpr, PARTS: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr,
-        CHAIN: gl.constexpr,
+        KG: gl.constexpr, CG: gl.constexpr, BIAS: gl.constexpr, PRODUCTS: gl.constexpr, ADD: gl.constexpr,
+        FILL: gl.constexpr, TURNED: gl.constexpr, SEGMENTS: gl.constexpr, PARTS: gl.constexpr, AXIS: gl.constexpr,
+        NT: gl.constexpr, CHAIN: gl.constexpr, SHARED: gl.constexpr,
         PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr, BK: gl.constexpr, CB: gl.constexpr,
         YS: gl.constexpr, XS: gl.constexpr, WARPS: gl.constexpr):
+    """With BIAS the tiles of a part and group add up dy, too: each its share of the lines, to rows of `bias`."""
     BP: gl.constexpr = PN * B0 * B1 * B2
     BOX: gl.constexpr = (PN, B0, B1, B2)
     TILING: gl.constexpr = ((K0, K1, K2), BK, CB, KG, CG)
@@ -367,16 +320,23 @@ def line_weight_kernel(
     T: gl.constexpr = T0 if AXIS == 0 else T1 if AXIS == 1 else T2
     STEP: gl.constexpr = D if CHAIN and T == 1 else 1
     ADVANCE: gl.constexpr = T if CHAIN else NT
+    # SHARED: units of 8 pixels in a slot of x, and from one tap's first pixel to the next one's
+    UNITS: gl.constexpr = ((B1 + (NT - 1) * D) * B2 // 8, D * B2 // 8) if SHARED else (0, 0)
     dtype: gl.constexpr = dy.dtype.element_ty
 
     y_slots = gl.allocate_shared_memory(dtype, [YS, PN, B0, B1, B2, BK], dy_box.layout)
-    x_slots = gl.allocate_shared_memory(dtype, [XS, PN, B0, B1, B2, CB], x_box.layout)
+    if SHARED:
+        gl.static_assert(PN * B0 == 1 and AXIS == 1 and T == 1 and D * B2 % 8 == 0)
+        x_slots = gl.allocate_shared_memory(dtype, [XS * UNITS[0], 8, CB], gl.NVMMASharedLayout(
+            x_box.layout.swizzle_byte_width, 16, rank=2))
+    else:
+        x_slots = gl.allocate_shared_memory(dtype, [XS, PN, B0, B1, B2, CB], x_box.layout)
     y_full = gl.allocate_shared_memory(gl.int64, [YS, 1], mbarrier.MBarrierLayout())
     y_empty = gl.allocate_shared_memory(gl.int64, [YS, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(YS):
-        mbarrier.init(y_full.index(i), count=1 if NT > 1 else 2)
+        mbarrier.init(y_full.index(i), count=1 if NT > 1 and not SHARED else 2)
         mbarrier.init(y_empty.index(i), count=1)
-    if NT > 1:
+    if NT > 1 and not SHARED:
         x_full = gl.allocate_shared_memory(gl.int64, [XS, 1], mbarrier.MBarrierLayout())
         x_empty = gl.allocate_shared_memory(gl.int64, [XS, 1], mbarrier.MBarrierLayout())
         for i in gl.static_range(XS):
@@ -386,17 +346,25 @@ def line_weight_kernel(
         gl.static_assert(YS == XS)
         x_full = y_full
         x_empty = y_empty
+    if BIAS:
+        ones = gl.allocate_shared_memory(dtype, [8, BP], gl.NVMMASharedLayout(128, 16, rank=2))
+        ones.store(gl.full([8, BP], 1.0, dtype, gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])))
+        fence_async_shared()
+        gl.thread_barrier()
+    else:
+        ones = y_slots
     slots = (y_slots, x_slots)
     barriers = (y_full, y_empty, x_full, x_empty)
     shape = (length, spread, boxes_0, boxes_1, boxes_2)
     extents = (N, Q0, Q1, Q2, X0, X1, X2)
     gl.warp_specialize(
-        [(sum_and_store, (slots, barriers, (dy, x), result, table, shape, extents,
-                          (y_n, y_0, y_1, y_2, x_n, x_0, x_1, x_2), (r_split, r_k, r_c, r_0, r_1, r_2), images,
-                          PRODUCTS, ADD, FILL, TURNED, TILING, SEGMENTS, PARTS, AXIS, NT, CHAIN, ADVANCE, BOX, STEP,
-                          GEOMETRY, BP, YS, XS, WARPS)),
+        [(sum_and_store, (slots, barriers, ones, (dy, x), result, bias, table, shape, extents,
+                          (y_n, y_0, y_1, y_2, x_n, x_0, x_1, x_2), (r_split, r_k, r_c, r_0, r_1, r_2, b_split), images,
+                          BIAS, PRODUCTS, ADD, FILL, TURNED, TILING, SEGMENTS, PARTS, AXIS, NT, CHAIN, ADVANCE,
+                          UNITS, BOX, STEP, GEOMETRY, BP, YS, XS, WARPS)),
          (copy_dy, (dy_box, y_slots, y_full, y_empty, table, shape, extents, images, PRODUCTS, TILING, SEGMENTS, PARTS,
                     AXIS, CHAIN, GEOMETRY, BOX, STEP, YS, BP * BK * 2)),
          (copy_x, (x_box, x_slots, x_full, x_empty, table, shape, extents, images, PRODUCTS, TILING, SEGMENTS, PARTS,
-                   AXIS, NT, CHAIN, ADVANCE, D, GEOMETRY, BOX, STEP, XS, BP * CB * 2))],
+                   AXIS, NT, CHAIN, ADVANCE, D, UNITS, GEOMETRY, BOX, STEP, XS,
+                   (UNITS[0] * 8 if SHARED else BP) * CB * 2))],
         [1, 1], [24, 24])

@@ -62,7 +62,7 @@ def any_nan(value):
 
 @gluon.jit
 def exact_sums(dy, x, row, column, zero, begin, end, boxes, extents, y_steps, x_steps, GEOMETRY: gl.constexpr,
-               BOX: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr):
+               BOX: gl.constexpr, KG: gl.constexpr, CG: gl.constexpr, ONES: gl.constexpr):
     """The sums of a run again, pixel by pixel with a mask on every product: a zero may have met Inf or NaN."""
     T: gl.constexpr = GEOMETRY[1]
     BP: gl.constexpr = BOX[0] * BOX[1] * BOX[2] * BOX[3]
@@ -85,7 +85,9 @@ def exact_sums(dy, x, row, column, zero, begin, end, boxes, extents, y_steps, x_
         there = inside & (i0 >= 0) & (i0 < X0) & (i1 >= 0) & (i1 < X1) & (i2 >= 0) & (i2 < X2)
         at = (n.to(gl.int64) * x_n + (q0 * T[0]).to(gl.int64) * x_0 + (q1 * T[1]).to(gl.int64) * x_1
               + (q2 * T[2]).to(gl.int64) * x_2)
-        a = gl.load(x + at + row_at, mask=there, other=0.0).to(gl.float32)
+        a = gl.load(x + at + row_at, mask=there & (row != ONES), other=0.0).to(gl.float32)
+        a = gl.where(row == ONES, 1.0, a)
+        there = there | (inside & (row == ONES))
         at = n.to(gl.int64) * y_n + q0.to(gl.int64) * y_0 + q1.to(gl.int64) * y_1 + q2.to(gl.int64) * y_2
         b = gl.load(dy + at + column * y_c, mask=(column < KG) & inside, other=0.0).to(gl.float32)
         acc += gl.where(there[:, None], a[:, None] * b[None, :], 0.0)
@@ -95,7 +97,7 @@ def exact_sums(dy, x, row, column, zero, begin, end, boxes, extents, y_steps, x_
 # NOTE: an axis with one box makes Triton 3.6 fail ("idx < size()") when it knows the 1 in advance
 @gluon.jit(do_not_specialize=["boxes_0", "boxes_1", "boxes_2"])
 def window_weight_kernel(
-        dy_box, dy, x, result,
+        dy_box, dy, x, result, bias,
         N, Q0, Q1, Q2, X0, X1, X2, boxes_0, boxes_1, boxes_2, box_count, run,
         y_n, y_0, y_1, y_2, y_c, x_n, r_split, r_k,
         x_0: gl.constexpr, x_1: gl.constexpr, x_2: gl.constexpr, x_c: gl.constexpr,  # so that they become fixed offsets
@@ -105,12 +107,17 @@ def window_weight_kernel(
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
         KG: gl.constexpr, CG: gl.constexpr, GROUPS: gl.constexpr, WIDE: gl.constexpr,
         PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr, BN: gl.constexpr,
-        RT: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr):
-    """RT x 64 rows x BN columns a program. Partial sums of a run go to result[run, output channel, row]."""
+        RT: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr, BIAS: gl.constexpr):
+    """RT x 64 rows x BN columns a program. Partial sums of a run go to result[run, output channel, row].
+
+    BIAS: the first row behind the pairs is one of ones, whose sums are those of dy and go to bias[run, output channel].
+    """
     GEOMETRY: gl.constexpr = ((K0, K1, K2), (T0, T1, T2), (D0, D1, D2), (P0, P1, P2))
     BOX: gl.constexpr = (PN, B0, B1, B2)
     BP: gl.constexpr = PN * B0 * B1 * B2
     PAIRS: gl.constexpr = K0 * K1 * K2 * CG
+    ONES: gl.constexpr = PAIRS if BIAS else -1  # number of the row of ones, and which 64 rows of a tile have it
+    ONES_AT: gl.constexpr = PAIRS % (ROWS * RT) // ROWS
     ROW_TILES: gl.constexpr = (PAIRS + ROWS * RT - 1) // (ROWS * RT)
     COLUMN_TILES: gl.constexpr = (KG + BN - 1) // BN
     dtype: gl.constexpr = dy.dtype.element_ty
@@ -153,6 +160,8 @@ def window_weight_kernel(
     row_1 = ()
     row_2 = ()
     row_at = ()
+    given = ()
+    else_one = ()
     for t in gl.static_range(RT):
         row = first_row + t * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, operand))
         shift_0, shift_1, shift_2, at = window_rows(row, x_steps, GEOMETRY, CG)
@@ -160,6 +169,8 @@ def window_weight_kernel(
         row_1 += (shift_1[:, None],)
         row_2 += (shift_2[:, None],)
         row_at += (at.to(gl.int64)[:, None],)
+        given += ((row != ONES)[:, None],)
+        else_one += (gl.where(row == ONES, 1.0, 0.0).to(dtype)[:, None],)
     index = gl.arange(0, BP, layout=gl.SliceLayout(0, operand))
     in_n = index // (B0 * B1 * B2)
     in_0 = (index // (B1 * B2)) % B0
@@ -201,7 +212,10 @@ def window_weight_kernel(
         if within:
             loaded = ()
             for t in gl.static_range(RT):
-                loaded += (gl.load((x + start + row_at[t]) + pixel_at[None, :]),)
+                if BIAS and t == ONES_AT:
+                    loaded += (gl.load((x + start + row_at[t]) + pixel_at[None, :], mask=given[t], other=else_one[t]),)
+                else:
+                    loaded += (gl.load((x + start + row_at[t]) + pixel_at[None, :]),)
             windows = loaded
         else:
             there = (n + in_n < N) & (q0 + in_0 < Q0) & (q1 + in_1 < Q1) & (q2 + in_2 < Q2)
@@ -212,7 +226,11 @@ def window_weight_kernel(
             for t in gl.static_range(RT):
                 valid = (there[None, :] & (i0 + row_0[t] >= 0) & (i0 + row_0[t] < X0) & (i1 + row_1[t] >= 0)
                          & (i1 + row_1[t] < X1) & (i2 + row_2[t] >= 0) & (i2 + row_2[t] < X2))
-                masked += (gl.load((x + start + row_at[t]) + pixel_at[None, :], mask=valid, other=0.0),)
+                if BIAS and t == ONES_AT:
+                    masked += (gl.load((x + start + row_at[t]) + pixel_at[None, :], mask=valid & given[t],
+                                       other=else_one[t]),)
+                else:
+                    masked += (gl.load((x + start + row_at[t]) + pixel_at[None, :], mask=valid, other=0.0),)
             windows = masked
         mbarrier.wait(full.index(slot), phase)
         pixels = slots.index(slot).reshape([BP, BN])
@@ -232,6 +250,10 @@ def window_weight_kernel(
         row = first_row + t * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
         if any_nan(acc):
             acc = exact_sums(dy, x, row, column, gl.full([ROWS, BN], 0.0, gl.float32, layout), begin, end, boxes,
-                             extents, (y_n, y_0, y_1, y_2, y_c), x_steps, GEOMETRY, BOX, KG, CG)
+                             extents, (y_n, y_0, y_1, y_2, y_c), x_steps, GEOMETRY, BOX, KG, CG, ONES)
         gl.store(result + split.to(gl.int64) * r_split + (column * r_k)[None, :] + row[:, None], acc,
                  mask=(row < PAIRS)[:, None] & (column < KG)[None, :])
+        if BIAS and t == ONES_AT:
+            at = bias + split.to(gl.int64) * (GROUPS * KG) + group * KG
+            gl.store(at + column[None, :] + (row - ONES)[:, None], acc,
+                     mask=(row == ONES)[:, None] & (column < KG)[None, :])

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...problem import Problem
 from . import line_plans
+from .bias_parts import with_bias
 from .box_plans import channels_fit, tensors_fit
 from .cells import collect_kernel
 from .geometry import Geometry, strides_of
@@ -118,6 +119,7 @@ class WidePlan:
     step: Step  # (dy, x, partial) -> None, of the wider problem
     collect: Step
     note: str
+    bias_shape: tuple[int, int] = (0, 0)  # of the partial sums of the bias gradient; no rows where there can be none
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -151,11 +153,11 @@ class WidePlan:
         seen = self.views(dy, x)
         return seen is not None and tensors_fit(*seen)
 
-    def write(self, dy: Any, x: Any, partial: Any, result: Any) -> None:
+    def write(self, dy: Any, x: Any, partial: Any, result: Any, *bias: Any) -> None:
         seen = self.views(dy, x)
         assert seen is not None
-        self.step(*seen, partial.permute(0, 1, 5, 2, 3, 4))
-        self.collect(partial, result)
+        self.step(*seen, partial.permute(0, 1, 5, 2, 3, 4), *bias[:1])
+        self.collect(partial, result, *bias)
 
 
 def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> WidePlan | None:
@@ -191,7 +193,8 @@ def worth_measuring(problem: Problem, geo: Geometry, count: int = 6) -> list[Cho
 def wide_plan(geo: Geometry, way: Widening, tile: LineTile) -> WidePlan:
     wide = wider(geo, way)
     return WidePlan(geo, way, wide, tile.splits, tile.seconds, line_plans.line_weight(wide, tile),
-                    collect_step(geo, way, wide, tile.splits), f"{tile}; {way}")
+                    collect_step(geo, way, wide, tile.splits), f"{tile}; {way}",
+                    (0 if way.swapped else way.fold * line_plans.bias_rows(wide, tile), geo.groups * geo.group_out))
 
 
 def collect_step(geo: Geometry, way: Widening, wide: Geometry, splits: int, folded: bool = True) -> Step:
@@ -201,7 +204,7 @@ def collect_step(geo: Geometry, way: Widening, wide: Geometry, splits: int, fold
     inner = wide.group_in
     steps = (math.prod(wide.kernel) * inner, 1, wide.kernel[1] * wide.kernel[2] * inner, wide.kernel[2] * inner, inner)
 
-    def launch(partial: Any, result: Any) -> Launch:
+    def launch(partial: Any, result: Any, *bias: Any) -> Launch:
         terms, elements = reduce_tile(size, splits * way.fold)
         terms = max(4, terms // 4)  # addresses take registers
         constants = {**{f"K{axis}": geo.kernel[axis] for axis in range(3)},
@@ -210,6 +213,7 @@ def collect_step(geo: Geometry, way: Widening, wide: Geometry, splits: int, fold
                      "CG": geo.group_in, "GP": way.GP, "FOLD": way.fold, "SWAPPED": way.swapped, "BS": terms,
                      "BE": elements}
         r_split = wide.groups * wide.group_out * steps[0]
-        return Launch((-(-size // elements),), (size, splits, r_split, *steps, *strides_of(result)), constants, 4, 1)
+        return with_bias(Launch((-(-size // elements),), (size, splits, r_split, *steps, *strides_of(result)),
+                                constants, 4, 1), *bias)
 
     return Step(collect_kernel, launch)

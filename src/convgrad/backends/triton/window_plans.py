@@ -128,11 +128,18 @@ class WindowPlan:
     def take(self, dy: Any, x: Any) -> bool:
         return tensors_fit(x if self.tile.swapped else dy)
 
-    def write(self, dy: Any, x: Any, partial: Any, result: Any) -> None:
+    @property
+    def bias_shape(self) -> tuple[int, int]:
+        """Of the partial sums of the bias gradient; no rows where there is no row of a tile to spare for them."""
+        pairs, tile = self.geo.taps * self.geo.group_in, self.tile
+        spare = not tile.swapped and pairs % (ROWS * tile.RT) > 0
+        return tile.splits if spare else 0, self.geo.groups * self.geo.group_out
+
+    def write(self, dy: Any, x: Any, partial: Any, result: Any, *bias: Any) -> None:
         if self.tile.swapped:
             dy, x = x, dy
-        self.step(dy, x, partial)
-        self.collect(partial, result)
+        self.step(dy, x, partial, *bias[:1])
+        self.collect(partial, result, *bias)
 
 
 def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> WindowPlan | None:
@@ -163,19 +170,19 @@ def window_plan(geo: Geometry, tile: WindowTile) -> WindowPlan:
     tiles = -(-pairs // (ROWS * tile.RT)) * -(-seen.group_out // tile.BN) * geo.groups
     pn, b0, b1, b2 = tile.box
 
-    def leading(dy: Any, x: Any, partial: Any) -> tuple[Any, ...]:
+    def leading(dy: Any, x: Any, partial: Any, bias: Any = None) -> tuple[Any, ...]:
         plain = descriptor(dy, (*tile.box, tile.BN))
         dy_box = TensorDescriptor(plain.base, plain.shape, plain.strides, plain.block_shape,
                                   gl.NVMMASharedLayout(min(128, 2 * tile.BN), 16, rank=5))
-        return dy_box, dy, x, partial
+        return dy_box, dy, x, partial, bias
 
-    def launch(dy: Any, x: Any, partial: Any) -> Launch:
+    def launch(dy: Any, x: Any, partial: Any, bias: Any = None) -> Launch:
         yn, yc, *y = strides_of(dy)
         xn, xc, *xs = strides_of(x)
         constants = {**seen.constants(), "KG": seen.group_out, "CG": seen.group_in, "GROUPS": geo.groups,
                      "WIDE": needs_wide(x),
                      "PN": pn, "B0": b0, "B1": b1, "B2": b2, "BN": tile.BN, "RT": tile.RT, "STAGES": tile.stages,
-                     "WARPS": 4, "x_0": xs[0], "x_1": xs[1], "x_2": xs[2], "x_c": xc}
+                     "WARPS": 4, "x_0": xs[0], "x_1": xs[1], "x_2": xs[2], "x_c": xc, "BIAS": bias is not None}
         scalars = (seen.batch, *seen.y, *seen.x, *boxes[1:], math.prod(boxes), run, yn, *y, yc, xn,
                    geo.groups * seen.group_out * pairs, pairs)
         return Launch((tiles * tile.splits,), scalars, constants, 4, 1, leading)
