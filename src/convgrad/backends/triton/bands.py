@@ -189,6 +189,35 @@ def release(empty, slot, round, STAGES: gl.constexpr):
 
 
 @gluon.jit
+def add_row(acc, ring, bias, own, dy_slots, x_slots, slot, nil, BIAS: gl.constexpr, LINES: gl.constexpr,
+            J: gl.constexpr, XG: gl.constexpr, MT: gl.constexpr, BB: gl.constexpr, V: gl.constexpr,
+            WARPS: gl.constexpr):
+    """The products of one row; a function, because Triton reads what is in a loop twice, and once a repetition."""
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
+    LAYOUT: gl.constexpr = group_layout(V, WARPS, BB)
+    grads = load_groups(dy_slots, slot * J, J, LAYOUT, V, WARPS)
+    # NOTE: a group of x is loaded once for each of the two operands that it is a part of, from an address that
+    # the compiler cannot see to be the same: operands that share registers make it copy them for every product
+    evens = load_groups(x_slots, slot * XG, XG // 2 * 2, LAYOUT, V, WARPS)
+    odds = load_groups(x_slots, slot * XG + nil + 1, (XG - 1) // 2 * 2, LAYOUT, V, WARPS)
+    for j in gl.static_range(J):
+        ring = ring + (as_right(grads[j], V, WARPS, MMA),)
+        if BIAS:
+            bias += gl.where(own, in_thread_total(ring[(LINES - 1) * J + j], V, WARPS), 0.0)
+    for j in gl.static_range(J):
+        for t in gl.static_range(MT):
+            if j % 2 == 0:
+                left = as_left(evens[j + 2 * t], evens[j + 2 * t + 1], V, WARPS, MMA)
+            else:
+                left = as_left(odds[j - 1 + 2 * t], odds[j + 2 * t], V, WARPS, MMA)
+            for age in gl.static_range(LINES):  # a row of dy that came `age` steps ago meets line `age`
+                acc = acc[:age * MT + t] \
+                    + (mma_v2(left, ring[(LINES - 1 - age) * J + j], acc[age * MT + t]),) \
+                    + acc[age * MT + t + 1:]
+    return acc, ring[J:], bias
+
+
+@gluon.jit
 def sum_rows(slots, barriers, walk, pointers, extents, y_steps, x_steps, place, turns,
              C: gl.constexpr, K: gl.constexpr, P: gl.constexpr, BIAS: gl.constexpr, LINES: gl.constexpr,
              J: gl.constexpr, XG: gl.constexpr, MT: gl.constexpr, SPLIT: gl.constexpr, BB: gl.constexpr,
@@ -201,7 +230,6 @@ def sum_rows(slots, barriers, walk, pointers, extents, y_steps, x_steps, place, 
     c_tile, k0, group, split = place
     CB: gl.constexpr = V * WARPS
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
-    LAYOUT: gl.constexpr = group_layout(V, WARPS, BB)
     dtype: gl.constexpr = dy.dtype.element_ty
     zero = gl.full([CB, 16, 8], 0.0, gl.float32, MMA)
     nothing = gl.full([CB, 16, 8], 0.0, dtype, gl.DotOperandLayout(1, MMA, 2))
@@ -214,26 +242,8 @@ def sum_rows(slots, barriers, walk, pointers, extents, y_steps, x_steps, place, 
     for _ in range(0, turns):
         for _ in gl.static_range(UNROLL):
             mbarrier.wait(full.index(slot), round)
-            grads = load_groups(dy_slots, slot * J, J, LAYOUT, V, WARPS)
-            # NOTE: a group of x is loaded once for each of the two operands that it is a part of, from an address that
-            # the compiler cannot see to be the same: operands that share registers make it copy them for every product
-            evens = load_groups(x_slots, slot * XG, XG // 2 * 2, LAYOUT, V, WARPS)
-            odds = load_groups(x_slots, slot * XG + nil + 1, (XG - 1) // 2 * 2, LAYOUT, V, WARPS)
-            for j in gl.static_range(J):
-                ring = ring + (as_right(grads[j], V, WARPS, MMA),)
-                if BIAS:
-                    bias += gl.where(at >= begin, in_thread_total(ring[(LINES - 1) * J + j], V, WARPS), 0.0)
-            for j in gl.static_range(J):
-                for t in gl.static_range(MT):
-                    if j % 2 == 0:
-                        left = as_left(evens[j + 2 * t], evens[j + 2 * t + 1], V, WARPS, MMA)
-                    else:
-                        left = as_left(odds[j - 1 + 2 * t], odds[j + 2 * t], V, WARPS, MMA)
-                    for age in gl.static_range(LINES):  # a row of dy that came `age` steps ago meets line `age`
-                        acc = acc[:age * MT + t] \
-                            + (mma_v2(left, ring[(LINES - 1 - age) * J + j], acc[age * MT + t]),) \
-                            + acc[age * MT + t + 1:]
-            ring = ring[J:]
+            acc, ring, bias = add_row(acc, ring, bias, at >= begin, dy_slots, x_slots, slot, nil, BIAS, LINES, J, XG,
+                                      MT, BB, V, WARPS)
             at += 1
             slot, round = release(empty, slot, round, STAGES)
 
