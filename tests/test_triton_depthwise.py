@@ -145,6 +145,8 @@ SMALL = [
     ("n2 c6 k6 i24 w4 p3:0 g6 NLC OLI", Strip(1, 2, 8, segments=2, UNROLL=3, turn=True)),
     ("n1 c6 k6 i16 w3 d5 p5 g6 NLC OLI", Strip(1, 2, 8, UNROLL=3, AHEAD=2, turn=True)),
     ("n1 c6 k6 i3x6x5 w3x3x3 s1x2x1 p1x1x1 g6 NDHWC ODHWI", Strip(4, 2, 8, HELD=False)),
+    ("n1 c6 k6 i3x6x5 w3x3x3 s1x2x1 p1x1x1 g6 NDHWC ODHWI", Strip(4, 2, 8, DEEP=True)),
+    ("n2 c6 k6 i4x5x6 w2x3x3 p1:0x1x1 g6 NDHWC ODHWI", Strip(3, 2, 8, segments=2, DEEP=True)),
     ("n2 c6 k6 i8x5 w7x3 p3x1 g6 NHWC OHWI", Strip(3, 2, 8, LINES=2)),
 ]
 

@@ -82,21 +82,25 @@ def column_of(k):
 
 
 @gluon.jit
-def tap_matrices(weight, c_tile, w_c, w_1, w_2, C: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr, MT: gl.constexpr,
-                 V: gl.constexpr, WARPS: gl.constexpr, MMA: gl.constexpr):
-    """The taps of every line on the diagonals of MT matrices of 16 columns of dy x 8 of dx."""
+def line_matrices(weight, c_tile, k1, w_steps: gl.constexpr, C: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
+                  COUNT: gl.constexpr, FIRST: gl.constexpr, APART: gl.constexpr, V: gl.constexpr, WARPS: gl.constexpr,
+                  MMA: gl.constexpr):
+    """The taps of line k1 on the diagonals of COUNT matrices of 16 columns of dy x 8 of dx; zeros where there is none.
+
+    The columns of dy begin FIRST columns after the first that reaches the columns of dx, and APART from each other.
+    """
     LAYOUT: gl.constexpr = taps_layout(V, WARPS)
     source = column_of(gl.arange(0, 16, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))))[:, None, None]
     target = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))[None, :, None]
     c = c_tile + gl.arange(0, V * WARPS, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))[None, None, :]
     matrices = ()
-    for k1 in gl.static_range(K1):
-        for t in gl.static_range(MT):
-            k2 = target - source + (K2 - 1 - 16 * t) + c * 0
-            values = gl.load(weight + c * w_c + k1 * w_1 + k2 * w_2, mask=(k2 >= 0) & (k2 < K2) & (c < C), other=0.0)
-            values = gl.permute(gl.reshape(values, (16, 8, WARPS, V)), (3, 2, 0, 1))
-            matrices = matrices + (gl.convert_layout(gl.reshape(values, (V * WARPS, 16, 8)),
-                                                     gl.DotOperandLayout(1, MMA, 2), assert_trivial=True),)
+    for t in gl.static_range(COUNT):
+        k2 = target - source + (K2 - 1 - FIRST - APART * t) + c * 0
+        there = (k2 >= 0) & (k2 < K2) & (c < C) & ((k1 >= 0) & (k1 < K1))
+        values = gl.load(weight + c * w_steps[0] + k1 * w_steps[1] + k2 * w_steps[2], mask=there, other=0.0)
+        values = gl.permute(gl.reshape(values, (16, 8, WARPS, V)), (3, 2, 0, 1))
+        matrices = matrices + (gl.convert_layout(gl.reshape(values, (V * WARPS, 16, 8)),
+                                                 gl.DotOperandLayout(1, MMA, 2), assert_trivial=True),)
     return matrices
 
 
@@ -126,14 +130,17 @@ def copy_grads(dy_box, slots, barriers, walk, c_tile, N, LOW: gl.constexpr, J: g
 
 
 @gluon.jit
-def masked_rows(dy, weight, dx, c_tile, begin, end, steps, column_tiles, b_tiles, extents, y_steps, r_steps, w_steps,
-                SPLIT: gl.constexpr, COLUMNS: gl.constexpr, C: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
-                P1: gl.constexpr, P2: gl.constexpr, BB: gl.constexpr, CB: gl.constexpr, WARPS: gl.constexpr):
-    """A run again with a mask on every product: a zero may have met an infinite operand."""
+def masked_rows(dy, weight, dx, c_tile, begin, end, steps, column_tiles, b_tiles, extents, y_steps, r_steps,
+                w_steps: gl.constexpr, SPLIT: gl.constexpr, COLUMNS: gl.constexpr, C: gl.constexpr, K1: gl.constexpr,
+                K2: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr, BACK: gl.constexpr, BB: gl.constexpr,
+                CB: gl.constexpr, WARPS: gl.constexpr):
+    """A run again with a mask on every product: a zero may have met an infinite operand.
+
+    Columns of dx lie BACK columns before those of the tile.
+    """
     N, X0, Q1, Q2, X1, X2 = extents
     y_n, y_0, y_1, y_2 = y_steps
     r_n, r_0, r_1, r_2 = r_steps
-    w_c, w_1, w_2 = w_steps
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [WARPS, 1], [1, 0])
     c = (c_tile + gl.arange(0, CB, layout=gl.SliceLayout(0, LAYOUT)))[None, :]
     strip = gl.arange(0, 16, layout=gl.SliceLayout(1, LAYOUT))[:, None]
@@ -146,9 +153,10 @@ def masked_rows(dy, weight, dx, c_tile, begin, end, steps, column_tiles, b_tiles
             plane = plane * 0
         i_1 = at % steps - P1
         for e in range(0, COLUMNS):
-            i_2 = column + e
+            i_2 = column + e - BACK
             again = gl.full([16, CB], 0.0, gl.float32, LAYOUT)
-            there = (c < C) & (n < N) & (plane < X0) & (i_1 >= 0) & (i_1 < X1) & (i_2 < X2)
+            there = (c < C) & (n < N) & (plane < X0) & (i_1 >= 0) & (i_1 < X1) & (i_2 >= 0) \
+                & (i_2 < X2)
             for tap in range(0, K1 * K2):
                 o_1 = i_1 + P1 - tap // K2
                 o_2 = i_2 + P2 - tap % K2
@@ -156,7 +164,8 @@ def masked_rows(dy, weight, dx, c_tile, begin, end, steps, column_tiles, b_tiles
                 from_y = n.to(gl.int64) * y_n + plane.to(gl.int64) * y_0 + o_1.to(gl.int64) * y_1 \
                     + o_2.to(gl.int64) * y_2
                 value = gl.load(dy + from_y + c, mask=ok, other=0.0).to(gl.float32)
-                factor = gl.load(weight + c * w_c + (tap // K2) * w_1 + (tap % K2) * w_2, mask=c < C, other=0.0)
+                factor = gl.load(weight + c * w_steps[0] + (tap // K2) * w_steps[1] + (tap % K2) * w_steps[2],
+                                 mask=c < C, other=0.0)
                 again += gl.where(ok, value * factor.to(gl.float32), 0.0)
             to_x = n.to(gl.int64) * r_n + plane.to(gl.int64) * r_0 + i_1.to(gl.int64) * r_1 + i_2.to(gl.int64) * r_2
             gl.store(dx + to_x + c, again.to(dx.dtype.element_ty), mask=there)
@@ -187,15 +196,14 @@ def in_thread_sum(sums, V: gl.constexpr, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def add_rows(slots, out_slots, barriers, walk, pointers, extents, y_steps, r_steps, w_steps, c_tile, turns,
-             C: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr, J: gl.constexpr,
-             GROUPS: gl.constexpr, MT: gl.constexpr, SPLIT: gl.constexpr, BB: gl.constexpr,
+def add_rows(slots, out_slots, barriers, walk, pointers, extents, y_steps, r_steps, w_steps: gl.constexpr, c_tile,
+             turns, C: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
+             J: gl.constexpr, GROUPS: gl.constexpr, MT: gl.constexpr, SPLIT: gl.constexpr, BB: gl.constexpr,
              STAGES: gl.constexpr, AHEAD: gl.constexpr, UNROLL: gl.constexpr, V: gl.constexpr, WARPS: gl.constexpr):
     """The multiplying warps: a row of dy a step, a finished row of dx a step."""
     full, empty = barriers
     begin, end, column_tiles, b_tiles, steps, start, _ = walk
     dy, weight, dx = pointers
-    w_c, w_1, w_2 = w_steps
     N, X0, _, _, X1, X2 = extents
     r_n, r_0, r_1, r_2 = r_steps
     BA: gl.constexpr = 16 // BB
@@ -203,7 +211,9 @@ def add_rows(slots, out_slots, barriers, walk, pointers, extents, y_steps, r_ste
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     LAYOUT: gl.constexpr = rows_layout(V, WARPS, BB)
     zero = gl.full([CB, 16, 8], 0.0, gl.float32, MMA)
-    taps = tap_matrices(weight, c_tile, w_c, w_1, w_2, C, K1, K2, MT, V, WARPS, MMA)
+    taps = ()
+    for k1 in gl.static_range(K1):
+        taps = taps + line_matrices(weight, c_tile, gl.to_tensor(k1), w_steps, C, K1, K2, MT, 0, 16, V, WARPS, MMA)
     STORE: gl.constexpr = store_layout(V, WARPS, BB)
     a_off = along(0, BA, STORE)
     b_off = along(3, BB, STORE)
@@ -274,14 +284,22 @@ def add_rows(slots, out_slots, barriers, walk, pointers, extents, y_steps, r_ste
     if gl.max(gl.max(gl.max((suspect != suspect).to(gl.int32), 2), 1), 0) != 0:
         gl.thread_barrier()  # a row may be stored by other threads
         masked_rows(dy, weight, dx, c_tile, begin, end, steps, column_tiles, b_tiles, extents, y_steps, r_steps,
-                    w_steps, SPLIT, J * 8, C, K1, K2, P1, P2, BB, CB, WARPS)
+                    w_steps, SPLIT, J * 8, C, K1, K2, P1, P2, 0, BB, CB, WARPS)
+
+
+@gluon.jit
+def run_of(split, run, long_runs, short_run, all_steps):
+    """Begin and end of a run: `long_runs` of `run` steps come before those of `short_run` steps."""
+    begin = gl.minimum(split, long_runs) * run + gl.maximum(split - long_runs, 0) * short_run
+    return begin, gl.minimum(begin + gl.where(split < long_runs, run, short_run), all_steps)
 
 
 @gluon.jit
 def band_input_kernel(
         dy_box, dy, weight, dx, N, X0, Q1, Q2, X1, X2, column_tiles, b_tiles, steps, all_steps, run,
-        channel_tiles, y_n, y_0, y_1, y_2, r_n, r_0, r_1, r_2, w_c, w_1, w_2,
-        C: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr, J: gl.constexpr,
+        long_runs, short_run, channel_tiles, y_n, y_0, y_1, y_2, r_n, r_0, r_1, r_2,
+        WC: gl.constexpr, W1: gl.constexpr, W2: gl.constexpr, C: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
+        P1: gl.constexpr, P2: gl.constexpr, J: gl.constexpr,
         SPLIT: gl.constexpr, BB: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr,
         UNROLL: gl.constexpr, V: gl.constexpr, WARPS: gl.constexpr):
     """dx of a run of steps (see band_weight_kernel); a row of dx needs the K1 - 1 steps before its own."""
@@ -292,8 +310,7 @@ def band_input_kernel(
     dtype: gl.constexpr = dy.dtype.element_ty
     pid = gl.program_id(0)
     c_tile = (pid % channel_tiles) * CB
-    begin = (pid // channel_tiles) * run
-    end = gl.minimum(begin + run, all_steps)
+    begin, end = run_of(pid // channel_tiles, run, long_runs, short_run, all_steps)
     start = begin - gl.minimum(begin % steps, K1 - 1)
     turns = (end - start + UNROLL - 1) // UNROLL
     slots = gl.allocate_shared_memory(dtype, [STAGES * GROUPS, BA, 1, 8, BB, CB], dy_box.layout)
@@ -306,7 +323,7 @@ def band_input_kernel(
     walk = (begin, end, column_tiles, b_tiles, steps, start, turns * UNROLL + AHEAD)
     gl.warp_specialize(
         [(add_rows, (slots, out_slots, (full, empty), walk, (dy, weight, dx), (N, X0, Q1, Q2, X1, X2),
-                     (y_n, y_0, y_1, y_2), (r_n, r_0, r_1, r_2), (w_c, w_1, w_2), c_tile, turns, C, K1, K2, P1, P2, J,
+                     (y_n, y_0, y_1, y_2), (r_n, r_0, r_1, r_2), (WC, W1, W2), c_tile, turns, C, K1, K2, P1, P2, J,
                      GROUPS, MT, SPLIT, BB, STAGES, AHEAD, UNROLL, V, WARPS)),
          (copy_grads, (dy_box, slots, (full, empty), walk, c_tile, N, P2 - K2 + 1, J, GROUPS, BA, BB, STAGES,
                        16 * 8 * CB * 2))],

@@ -66,6 +66,23 @@ def as_right(group, V: gl.constexpr, WARPS: gl.constexpr, MMA: gl.constexpr):
 
 
 @gluon.jit
+def in_thread_total(right, V: gl.constexpr, WARPS: gl.constexpr):
+    """What a thread holds of a right operand, added up for each of its channels."""
+    apart = gl.reshape(right.to(gl.float32), (V, WARPS, 2, 4, 2, 8))
+    return gl.sum(gl.sum(apart, 4), 2)
+
+
+@gluon.jit
+def store_bias(out, totals, c_tile, wanted, C: gl.constexpr, V: gl.constexpr, WARPS: gl.constexpr):
+    """Add up what `in_thread_total` found and store it."""
+    sums = gl.sum(gl.sum(totals, 3), 2)
+    LAYOUT: gl.constexpr = sums.type.layout
+    c = c_tile + gl.arange(0, V, layout=gl.SliceLayout(1, LAYOUT))[:, None] \
+        + gl.arange(0, WARPS, layout=gl.SliceLayout(0, LAYOUT))[None, :] * V
+    gl.store(out + c, sums, mask=(c < C) & wanted)
+
+
+@gluon.jit
 def place_of(tile, column_tiles, b_tiles, BA: gl.constexpr, BB: gl.constexpr, COLUMNS: gl.constexpr):
     """First strip (a, b) and first column of a tile."""
     column = (tile % column_tiles) * COLUMNS
@@ -75,10 +92,14 @@ def place_of(tile, column_tiles, b_tiles, BA: gl.constexpr, BB: gl.constexpr, CO
 
 @gluon.jit
 def masked_sums(dy, x, out, taps, c_tile, k0, ky, begin, end, steps, column_tiles, b_tiles, extents, y_steps,
-                x_steps, SPLIT: gl.constexpr, COLUMNS: gl.constexpr, C: gl.constexpr, K2: gl.constexpr,
+                x_steps, OWN_X: gl.constexpr, SPLIT: gl.constexpr, COLUMNS: gl.constexpr, C: gl.constexpr,
+                K2: gl.constexpr,
                 P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr, BB: gl.constexpr, CB: gl.constexpr,
                 WARPS: gl.constexpr):
-    """The sums of a run again, every product masked: a zero of the padding may have met an infinite operand."""
+    """The sums of a run again, every product masked: a zero of the padding may have met an infinite operand.
+
+    A run owns columns of x, from the first that a tap reaches on (OWN_X), or of dy.
+    """
     N, Q0, Q1, Q2, X0, X1, X2 = extents
     y_n, y_0, y_1, y_2 = y_steps
     x_n, x_0, x_1, x_2 = x_steps
@@ -101,10 +122,10 @@ def masked_sums(dy, x, out, taps, c_tile, k0, ky, begin, end, steps, column_tile
             i_1 = at % steps - (P1 - ky)
             o_1 = i_1 + P1 - tap1
             for e in range(0, COLUMNS):
-                o_2 = column + e
+                o_2 = column + e - tap2 if OWN_X else column + e
                 i_2 = o_2 + tap2 - P2
-                ok = (c < C) & (n < N) & (o_0 < Q0) & (i_0 >= 0) & (i_0 < X0) & (o_2 < Q2) & (i_2 >= 0) & (i_2 < X2) \
-                    & (i_1 >= 0) & (i_1 < X1) & (o_1 >= 0) & (o_1 < Q1)
+                ok = (c < C) & (n < N) & (o_0 < Q0) & (i_0 >= 0) & (i_0 < X0) & (o_2 >= 0) & (o_2 < Q2) & (i_2 >= 0) \
+                    & (i_2 < X2) & (i_1 >= 0) & (i_1 < X1) & (o_1 >= 0) & (o_1 < Q1)
                 from_x = n.to(gl.int64) * x_n + i_0.to(gl.int64) * x_0 + i_1.to(gl.int64) * x_1 \
                     + i_2.to(gl.int64) * x_2
                 from_y = n.to(gl.int64) * y_n + o_0.to(gl.int64) * y_0 + o_1.to(gl.int64) * y_1 \
@@ -168,6 +189,35 @@ def release(empty, slot, round, STAGES: gl.constexpr):
 
 
 @gluon.jit
+def add_row(acc, ring, bias, own, dy_slots, x_slots, slot, nil, BIAS: gl.constexpr, LINES: gl.constexpr,
+            J: gl.constexpr, XG: gl.constexpr, MT: gl.constexpr, BB: gl.constexpr, V: gl.constexpr,
+            WARPS: gl.constexpr):
+    """The products of one row; a function, because Triton reads what is in a loop twice, and once a repetition."""
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
+    LAYOUT: gl.constexpr = group_layout(V, WARPS, BB)
+    grads = load_groups(dy_slots, slot * J, J, LAYOUT, V, WARPS)
+    # NOTE: a group of x is loaded once for each of the two operands that it is a part of, from an address that
+    # the compiler cannot see to be the same: operands that share registers make it copy them for every product
+    evens = load_groups(x_slots, slot * XG, XG // 2 * 2, LAYOUT, V, WARPS)
+    odds = load_groups(x_slots, slot * XG + nil + 1, (XG - 1) // 2 * 2, LAYOUT, V, WARPS)
+    for j in gl.static_range(J):
+        ring = ring + (as_right(grads[j], V, WARPS, MMA),)
+        if BIAS:
+            bias += gl.where(own, in_thread_total(ring[(LINES - 1) * J + j], V, WARPS), 0.0)
+    for j in gl.static_range(J):
+        for t in gl.static_range(MT):
+            if j % 2 == 0:
+                left = as_left(evens[j + 2 * t], evens[j + 2 * t + 1], V, WARPS, MMA)
+            else:
+                left = as_left(odds[j - 1 + 2 * t], odds[j + 2 * t], V, WARPS, MMA)
+            for age in gl.static_range(LINES):  # a row of dy that came `age` steps ago meets line `age`
+                acc = acc[:age * MT + t] \
+                    + (mma_v2(left, ring[(LINES - 1 - age) * J + j], acc[age * MT + t]),) \
+                    + acc[age * MT + t + 1:]
+    return acc, ring[J:], bias
+
+
+@gluon.jit
 def sum_rows(slots, barriers, walk, pointers, extents, y_steps, x_steps, place, turns,
              C: gl.constexpr, K: gl.constexpr, P: gl.constexpr, BIAS: gl.constexpr, LINES: gl.constexpr,
              J: gl.constexpr, XG: gl.constexpr, MT: gl.constexpr, SPLIT: gl.constexpr, BB: gl.constexpr,
@@ -175,18 +225,16 @@ def sum_rows(slots, barriers, walk, pointers, extents, y_steps, x_steps, place, 
     """The multiplying warps."""
     x_slots, dy_slots = slots
     full, empty = barriers
-    begin, end, column_tiles, b_tiles, steps, _, _ = walk
+    begin, end, column_tiles, b_tiles, steps, at, _ = walk
     dy, x, partial = pointers
     c_tile, k0, group, split = place
     CB: gl.constexpr = V * WARPS
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
-    LAYOUT: gl.constexpr = group_layout(V, WARPS, BB)
     dtype: gl.constexpr = dy.dtype.element_ty
     zero = gl.full([CB, 16, 8], 0.0, gl.float32, MMA)
     nothing = gl.full([CB, 16, 8], 0.0, dtype, gl.DotOperandLayout(1, MMA, 2))
-    ones = gl.full([CB, 16, 16], 1.0, dtype, gl.DotOperandLayout(0, MMA, 2))
     acc = (zero,) * (LINES * MT)
-    bias = zero
+    bias = in_thread_total(nothing, V, WARPS)
     ring = (nothing,) * ((LINES - 1) * J)  # rows of dy, the oldest first
     slot = begin * 0
     round = begin * 0
@@ -194,27 +242,9 @@ def sum_rows(slots, barriers, walk, pointers, extents, y_steps, x_steps, place, 
     for _ in range(0, turns):
         for _ in gl.static_range(UNROLL):
             mbarrier.wait(full.index(slot), round)
-            grads = load_groups(dy_slots, slot * J, J, LAYOUT, V, WARPS)
-            # NOTE: a group of x is loaded once for each of the two operands that it is a part of, from an address that
-            # the compiler cannot see to be the same: operands that share registers make it copy them for every product
-            evens = load_groups(x_slots, slot * XG, XG // 2 * 2, LAYOUT, V, WARPS)
-            odds = load_groups(x_slots, slot * XG + nil + 1, (XG - 1) // 2 * 2, LAYOUT, V, WARPS)
-            for j in gl.static_range(J):
-                ring = ring + (as_right(grads[j], V, WARPS, MMA),)
-            for j in gl.static_range(J):
-                for t in gl.static_range(MT):
-                    if j % 2 == 0:
-                        left = as_left(evens[j + 2 * t], evens[j + 2 * t + 1], V, WARPS, MMA)
-                    else:
-                        left = as_left(odds[j - 1 + 2 * t], odds[j + 2 * t], V, WARPS, MMA)
-                    for age in gl.static_range(LINES):  # a row of dy that came `age` steps ago meets line `age`
-                        acc = acc[:age * MT + t] \
-                            + (mma_v2(left, ring[(LINES - 1 - age) * J + j], acc[age * MT + t]),) \
-                            + acc[age * MT + t + 1:]
-            if BIAS:
-                for j in gl.static_range(J):
-                    bias = mma_v2(ones, ring[(LINES - 1) * J + j], bias)
-            ring = ring[J:]
+            acc, ring, bias = add_row(acc, ring, bias, at >= begin, dy_slots, x_slots, slot, nil, BIAS, LINES, J, XG,
+                                      MT, BB, V, WARPS)
+            at += 1
             slot, round = release(empty, slot, round, STAGES)
 
     # channels are numbered (channel of the warp, warp) in the products
@@ -237,8 +267,8 @@ def sum_rows(slots, barriers, walk, pointers, extents, y_steps, x_steps, place, 
             suspect += gl.where((diagonal + 16 * t < K[2])[None, :], line * 0.0, 0.0)
     if gl.max(gl.max((suspect != suspect).to(gl.int32), 1), 0) != 0:
         masked_sums(dy, x, out, gl.minimum(LINES, K[1] - group * LINES) * K[2], c_tile, k0, group * LINES, begin, end,
-                    steps, column_tiles, b_tiles, extents, y_steps, x_steps, SPLIT, J * 8, C, K[2], P[0], P[1], P[2],
-                    BB, CB, WARPS)
+                    steps, column_tiles, b_tiles, extents, y_steps, x_steps, False, SPLIT, J * 8, C, K[2], P[0], P[1],
+                    P[2], BB, CB, WARPS)
     else:
         for age in gl.static_range(LINES):
             for t in gl.static_range(MT):
@@ -247,9 +277,7 @@ def sum_rows(slots, barriers, walk, pointers, extents, y_steps, x_steps, place, 
                 gl.store(out + (age * K[2] + tap)[None, :] * C + c_out[:, None], lines[age * MT + t],
                          mask=there & (group * LINES + age < K[1]))
     if BIAS:
-        total_bias = gl.sum(gl.where(row == 0, bias, 0.0), 2)
-        gl.store(out + K[0] * K[1] * K[2] * C + c_out[:, None] + diagonal[None, :] * 0, total_bias,
-                 mask=(c_out < C)[:, None] & (diagonal == 0)[None, :] & (k0 == 0) & (group == 0))
+        store_bias(out + K[0] * K[1] * K[2] * C, bias, c_tile, (k0 == 0) & (group == 0), C, V, WARPS)
 
 
 @gluon.jit

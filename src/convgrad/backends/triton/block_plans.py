@@ -67,7 +67,7 @@ def column_tiles(problem: Problem, geo: Geometry, tile: BlockTile) -> int:
 
 
 def run_steps(problem: Problem, geo: Geometry, tile: BlockTile) -> tuple[int, int]:
-    """Steps of all tiles, and of a run: of whole tiles where there are runs enough (see band_plans.run_steps)."""
+    """Steps of all tiles, and of a run: of whole tiles where there are runs enough (see band_tiles.runs_of)."""
     tiles, rows = -(-geo.batch // 16) * column_tiles(problem, geo, tile), steps_of(problem, geo)
     if tile.splits == tiles:
         return tiles * rows, rows

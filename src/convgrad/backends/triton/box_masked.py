@@ -10,9 +10,10 @@ from .stored import as_stored
 
 
 @gluon.jit
-def masked_products(source, at_tap, row, there, first, columns, there_column, group, w_o, w_i, layout: gl.constexpr,
-                    INPUT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr, CB: gl.constexpr):
-    """The products of one tap and step of channels, for some rows and columns."""
+def masked_products(source, at_tap, row, there, first, columns, there_column, group, joined, w_o, w_i,
+                    layout: gl.constexpr, INPUT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr,
+                    JOINED: gl.constexpr, CB: gl.constexpr):
+    """The products of one tap and step of channels, for some rows and columns; of JOINED groups for one of them."""
     stored: gl.constexpr = source.dtype.element_ty
     operand: gl.constexpr = gl.float16 if stored.is_fp8() else stored
     DEPTH: gl.constexpr = 16
@@ -20,8 +21,9 @@ def masked_products(source, at_tap, row, there, first, columns, there_column, gr
     channel_right = gl.arange(0, DEPTH, layout=gl.SliceLayout(1, gl.DotOperandLayout(1, layout, 2)))
     part = gl.full([row.shape[0], columns.shape[0]], 0.0, gl.float32, layout)
     for c in range(first, gl.minimum(first + CB, RED), DEPTH):
+        mine = (c + channel_left < RED) & ((c + channel_left) * JOINED // RED == joined)
         a = gl.load(source + row[:, None] + (group * RED + c + channel_left)[None, :],
-                    mask=there[:, None] & (c + channel_left < RED)[None, :], other=0.0)
+                    mask=there[:, None] & mine[None, :], other=0.0)
         at = c + channel_right
         if INPUT:
             place_b = (group * RED + at).to(gl.int64)[:, None] * w_o + (columns * w_i)[None, :]
@@ -36,7 +38,7 @@ def masked_products(source, at_tap, row, there, first, columns, there_column, gr
 def masked_sums(pointers, first_row, first_column, work, batch, source_extents, source_steps, weight_steps,
                 layout: gl.constexpr, GEOMETRY: gl.constexpr, BOX: gl.constexpr, ROWS: gl.constexpr,
                 COLUMNS: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr,
-                CB: gl.constexpr, FEW: gl.constexpr, WIDTH: gl.constexpr):
+                JOINED: gl.constexpr, CB: gl.constexpr, FEW: gl.constexpr, WIDTH: gl.constexpr):
     """FEW rows and WIDTH columns of a tile, every tap by itself."""
     source, weight, _result, _parts, _scales = pointers
     K, T, D, _P, G, INPUT = GEOMETRY
@@ -51,8 +53,11 @@ def masked_sums(pointers, first_row, first_column, work, batch, source_extents, 
     j1 = start[2] + (index // BOX[3]) % BOX[2]
     j2 = start[3] + index % BOX[3]
     columns = column + first_column + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, gl.DotOperandLayout(1, layout, 2)))
+    summed = column + first_column + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
     total = gl.full([FEW, WIDTH], 0.0, gl.float32, layout)
-    for step in range(begin * NT, end * NT):
+    for number in range(begin * NT * JOINED, end * NT * JOINED):
+        step = number // JOINED
+        joined = number % JOINED
         m0, m1, m2, depth = slot_of(step // NT, outer, (RED + CB - 1) // CB)
         t = step % NT
         i0, tap0 = source_of(j0, axis0, t if AXIS == 0 else m0, K[0], T[0], D[0], G[0], INPUT)
@@ -61,10 +66,11 @@ def masked_sums(pointers, first_row, first_column, work, batch, source_extents, 
         there = ((index < ROWS) & (n < batch) & (i0 >= 0) & (i0 < S0) & (i1 >= 0) & (i1 < S1) & (i2 >= 0) & (i2 < S2))
         row = n.to(gl.int64) * s_n + i0.to(gl.int64) * s_0 + i1.to(gl.int64) * s_1 + i2.to(gl.int64) * s_2
         at_tap = weight + (tap0.to(gl.int64) * w_0 + tap1.to(gl.int64) * w_1 + tap2.to(gl.int64) * w_2)
-        part = masked_products(source, at_tap, row, there, depth * CB, columns, columns < COLUMNS, group, w_o, w_i,
-                               layout, INPUT, RED, COL, CB)
+        part = masked_products(source, at_tap, row, there, depth * CB, columns, columns < COLUMNS, group, joined, w_o,
+                               w_i, layout, INPUT, RED, COL, JOINED, CB)
         valid = gl.convert_layout(there, gl.SliceLayout(1, layout))
-        total += gl.where(valid[:, None], part, 0.0)
+        mine = (summed * JOINED // COL == joined) | (JOINED == 1)
+        total += gl.where(valid[:, None] & mine[None, :], part, 0.0)
     return total
 
 
@@ -72,11 +78,11 @@ def masked_sums(pointers, first_row, first_column, work, batch, source_extents, 
 def masked_tile(pointers, is_part, parts_at, first, work, extents, source_extents, source_steps, weight_steps,
                 result_steps, GEOMETRY: gl.constexpr, SHAPE: gl.constexpr, STRIDE: gl.constexpr, ROWS: gl.constexpr,
                 PATCH: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr,
-                PARTS: gl.constexpr, HM: gl.constexpr, CB: gl.constexpr):
+                JOINED: gl.constexpr, PARTS: gl.constexpr, HM: gl.constexpr, CB: gl.constexpr):
     """Sum HM rows of a tile again, from `first` on, and add a tap's sums only to positions that have it.
 
-    A zero of the padding may have met an infinite weight. Loops in a loop are functions of their own, because Triton
-    reads what is in a loop twice.
+    A zero of the padding may have met an infinite weight, or an infinite source a zero between JOINED groups. Loops in
+    a loop are functions of their own, because Triton reads what is in a loop twice.
     """
     _source, _weight, result, parts, scales = pointers
     BOX: gl.constexpr = SHAPE[0]
@@ -94,7 +100,8 @@ def masked_tile(pointers, is_part, parts_at, first, work, extents, source_extent
         first_row = first + block // BLOCKS * FEW
         first_column = block % BLOCKS * WIDTH
         total = masked_sums(pointers, first_row, first_column, work, extents[0], source_extents, source_steps,
-                            weight_steps, layout, GEOMETRY, BOX, ROWS, COLUMNS, AXIS, NT, RED, COL, CB, FEW, WIDTH)
+                            weight_steps, layout, GEOMETRY, BOX, ROWS, COLUMNS, AXIS, NT, RED, COL, JOINED, CB, FEW,
+                            WIDTH)
         where, row_there = result_rows(start, first_row, (axis0[0], axis1[0], axis2[0]), extents, result_steps, BOX,
                                        ROWS, STRIDE, GEOMETRY[5], FEW, rows)
         beside, column_there = result_columns(column + first_column, group, result_steps, STRIDE, COL, PATCH, WIDTH,

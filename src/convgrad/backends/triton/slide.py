@@ -135,16 +135,26 @@ def store_row(at, column, there, sums, EXTENT: gl.constexpr, STEP: gl.constexpr,
 
 
 @gluon.jit
-def place_of(tile, strips, segments, planes, RESIDUES: gl.constexpr, S: gl.constexpr, LAYOUT: gl.constexpr):
-    """(image, plane, segment, residue, strip) of the S strips of a tile."""
+def place_of(tile, strips, segments, planes, RESIDUES: gl.constexpr, NEAR: gl.constexpr, S: gl.constexpr,
+             LAYOUT: gl.constexpr):
+    """(image, plane, segment, residue, strip) of the S strips of a tile.
+
+    NEAR: planes are neighbours, because taps reach several: what all of them load then comes from memory but once.
+    """
     g = tile * S + gl.arange(0, S, layout=gl.SliceLayout(1, LAYOUT))[:, None]
+    if NEAR:
+        plane = g % planes
+        g = g // planes
     strip = g % strips
     g = g // strips
     residue = g % RESIDUES
     g = g // RESIDUES
     segment = g % segments
     g = g // segments
-    return g // planes, g % planes, segment, residue, strip
+    if not NEAR:
+        plane = g % planes
+        g = g // planes
+    return g, plane, segment, residue, strip
 
 
 @gluon.jit
@@ -211,7 +221,7 @@ def slide_input_kernel(
     pid = gl.program_id(0)
     c_tile = (pid % channel_tiles) * BC
     c = c_tile + gl.arange(0, BC, layout=gl.SliceLayout(0, LAYOUT))[None, :]
-    n, plane, segment, residue, strip = place_of(pid // channel_tiles, strips, segments, X0, D1, S, LAYOUT)
+    n, plane, segment, residue, strip = place_of(pid // channel_tiles, strips, segments, X0, D1, K0 > 1, S, LAYOUT)
     there = (n < N) & (c < C)
     step = segment * steps - start
     o = FIRST + residue + step * D1
@@ -287,7 +297,7 @@ def tall_input_kernel(
     LOW: gl.constexpr = P2 - K2 + 1
     pid = gl.program_id(0)
     c = (pid % channel_tiles) * BC + gl.arange(0, BC, layout=gl.SliceLayout(0, LAYOUT))[None, :]
-    n, plane, block, _, strip = place_of(pid // channel_tiles, strips, blocks, 1, 1, S, LAYOUT)
+    n, plane, block, _, strip = place_of(pid // channel_tiles, strips, blocks, 1, 1, False, S, LAYOUT)
     there = (n < N) & (c < C)
     i = block * R
     column = strip * U + LOW

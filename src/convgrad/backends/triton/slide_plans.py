@@ -141,13 +141,14 @@ def weight_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
         yalign, (yn, y0, y1) = aligned_strides((yn, y0, y1))
         xalign, (xn, x0, x1) = aligned_strides((xn, x0, x1))
         constants = {**geo.constants(), "YALIGN": yalign, "XALIGN": xalign, "C": geo.groups, "Q2": geo.y[2],
-                     "X2": geo.x[2], "Y2": y2, "XS2": x2, "BIAS": bias, "LINES": lines, "SHARED": strip.SHARED,
-                     "U": strip.U, "V": strip.V, "UNROLL": strip.UNROLL, "AHEAD": strip.AHEAD, "S": strip.S,
-                     "BC": strip.BC, "WARPS": strip.warps}
+                     "X2": geo.x[2], "Y2": y2, "XS2": x2, "BIAS": bias, "DEEP": geo.kernel[0] if strip.DEEP else 1,
+                     "LINES": lines, "SHARED": strip.SHARED, "U": strip.U, "V": strip.V, "UNROLL": strip.UNROLL,
+                     "AHEAD": strip.AHEAD, "S": strip.S, "BC": strip.BC, "WARPS": strip.warps}
         del constants["T0"]
         scalars = (geo.batch, geo.y[0], geo.y[1], geo.x[0], geo.x[1], strips, segments, steps, turns, tiles,
                    run_length, channel_tiles, yn, y0, y1, xn, x0, x1)
-        return Launch((channel_tiles * geo.kernel[0] * groups * splits,), scalars, constants, strip.warps, 1)
+        planes = 1 if strip.DEEP else geo.kernel[0]
+        return Launch((channel_tiles * planes * groups * splits,), scalars, constants, strip.warps, 1)
 
     step = Step(slide_weight_kernel, launch)
     sums = Sums(problem, geo, steps_in, splits)

@@ -44,7 +44,8 @@ def weigh_line_of(sums, window, grads, FIRST: gl.constexpr, U: gl.constexpr, T: 
 def masked_weight(dy, x, out, taps, c, k0, begin, end, strips, segments, steps, planes, extents, y_steps, x_steps, zero,
                   base, pad1, OWN_X: gl.constexpr, Q2: gl.constexpr, X2: gl.constexpr, Y2: gl.constexpr,
                   XS2: gl.constexpr, C: gl.constexpr, KERNEL: gl.constexpr, STRIDE: gl.constexpr,
-                  DILATION: gl.constexpr, PAD: gl.constexpr, U: gl.constexpr, S: gl.constexpr, LAYOUT: gl.constexpr):
+                  DILATION: gl.constexpr, PAD: gl.constexpr, NEAR: gl.constexpr, U: gl.constexpr, S: gl.constexpr,
+                  LAYOUT: gl.constexpr):
     """The sums of a run again with every product masked: a zero of the padding may have met an infinite operand.
 
     A run owns rows of x, from row `base` on, and columns of x (OWN_X) or of dy; `pad1` is the padding of its first tap.
@@ -58,7 +59,7 @@ def masked_weight(dy, x, out, taps, c, k0, begin, end, strips, segments, steps, 
         tap2 = tap % KERNEL[2]
         again = zero
         for tile in range(begin, end):
-            n, plane, segment, residue, strip = place_of(tile, strips, segments, planes, DILATION[1], S, LAYOUT)
+            n, plane, segment, residue, strip = place_of(tile, strips, segments, planes, DILATION[1], NEAR, S, LAYOUT)
             i_0 = plane + k0 * DILATION[0] - PAD[0]
             for e in range(0, steps * STRIDE[1] * U):
                 i_1 = base + residue + (segment * steps + e // (STRIDE[1] * U)) * (STRIDE[1] * DILATION[1]) \
@@ -91,10 +92,12 @@ def slide_weight_kernel(
         K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
         T1: gl.constexpr, T2: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr, BIAS: gl.constexpr,
-        LINES: gl.constexpr, SHARED: gl.constexpr,
+        DEEP: gl.constexpr, LINES: gl.constexpr, SHARED: gl.constexpr,
         U: gl.constexpr, V: gl.constexpr, UNROLL: gl.constexpr, AHEAD: gl.constexpr, S: gl.constexpr,
         BC: gl.constexpr, WARPS: gl.constexpr):
     """dw of LINES lines of taps over a run of tiles: a row of x meets the rows of dy that reach it, kept in registers.
+
+    DEEP planes of taps at once: all, where LINES is all lines, or one.
 
     Step e loads row e of dy and the rows e*stride - pad + (0..stride-1) of x, where pad is that of the first line.
     """
@@ -108,8 +111,8 @@ def slide_weight_kernel(
     c_tile = (pid % channel_tiles) * BC
     c = c_tile + gl.arange(0, BC, layout=gl.SliceLayout(0, LAYOUT))[None, :]
     pid = pid // channel_tiles
-    k0 = pid % K0
-    pid = pid // K0
+    k0 = pid % (K0 // DEEP)
+    pid = pid // (K0 // DEEP)
     group = pid % GROUPS
     split = pid // GROUPS
     pad1 = P1 - group * (LINES * D1)
@@ -117,15 +120,14 @@ def slide_weight_kernel(
     begin = split * run
     end = gl.minimum(begin + run, tiles)
     zero = gl.full([S, BC], 0.0, gl.float32, LAYOUT)
-    acc = (zero,) * (LINES * K2)
+    acc = (zero,) * (DEEP * LINES * K2)
     bias = zero
     if SHARED == 2:
         table = row_table(REACH, U, S, BC)
     for tile in range(begin, end):
-        n, plane, segment, residue, strip = place_of(tile, strips, segments, Q0, D1, S, LAYOUT)
+        n, plane, segment, residue, strip = place_of(tile, strips, segments, Q0, D1, DEEP > 1, S, LAYOUT)
         i_0 = plane + (k0 * D0 - P0)
         y_there = (n < N) & (c < C)
-        x_there = y_there & below(i_0, X0)
         step = first + segment * steps
         last = step + steps
         o = residue + step * D1
@@ -149,26 +151,29 @@ def slide_weight_kernel(
         for a in gl.static_range(AHEAD):
             ahead = ahead + load_row(y_at + a * D1 * y_1, strip * U,
                                      y_there & ((step + a < last) & below(o + a * D1, Q1)), Q2, Y2, U)
-            for t in gl.static_range(T1):
-                ahead = ahead + load_row(x_at + (a * D1 * T1 + t) * x_1, strip * (U * T2) - P2,
-                                         x_there & ((step + a < last) & below(i + (a * D1 * T1 + t), X1)), X2, XS2,
+            for t in gl.static_range(T1 * DEEP):
+                there = y_there & below(i_0 + (t // T1) * D0, X0)
+                ahead = ahead + load_row(x_at + (t // T1) * D0 * x_0 + (a * D1 * T1 + t % T1) * x_1,
+                                         strip * (U * T2) - P2,
+                                         there & ((step + a < last) & below(i + (a * D1 * T1 + t % T1), X1)), X2, XS2,
                                          WIDTH)
         for _ in range(0, turns):
             for _ in gl.static_range(UNROLL):
-                current = ahead[:U + T1 * WIDTH]
+                current = ahead[:U + DEEP * T1 * WIDTH]
                 step += 1
                 o += D1
                 i += D1 * T1
                 y_at += D1 * y_1
                 x_at += D1 * T1 * x_1
                 more = step + (AHEAD - 1) < last
-                ahead = ahead[U + T1 * WIDTH:] + load_row(
+                ahead = ahead[U + DEEP * T1 * WIDTH:] + load_row(
                     y_at + (AHEAD - 1) * D1 * y_1, strip * U, y_there & (more & below(o + (AHEAD - 1) * D1, Q1)), Q2,
                     Y2, U)
-                for t in gl.static_range(T1):
-                    ahead = ahead + load_row(x_at + ((AHEAD - 1) * D1 * T1 + t) * x_1, strip * (U * T2) - P2,
-                                             x_there & (more & below(i + ((AHEAD - 1) * D1 * T1 + t), X1)), X2, XS2,
-                                             WIDTH)
+                for t in gl.static_range(T1 * DEEP):
+                    there = y_there & below(i_0 + (t // T1) * D0, X0)
+                    ahead = ahead + load_row(
+                        x_at + (t // T1) * D0 * x_0 + ((AHEAD - 1) * D1 * T1 + t % T1) * x_1, strip * (U * T2) - P2,
+                        there & (more & below(i + ((AHEAD - 1) * D1 * T1 + t % T1), X1)), X2, XS2, WIDTH)
                 row = as_sums(current[:U], U)
                 if BIAS:
                     for u in gl.static_range(U):
@@ -177,10 +182,10 @@ def slide_weight_kernel(
                     put_row(table, newest, row, U)
                 else:
                     ring = ring + row
-                for t in gl.static_range(T1):
+                for t in gl.static_range(T1 * DEEP):
                     window = as_sums(current[U + t * WIDTH:U + t * WIDTH + WIDTH], WIDTH)
                     for age in gl.static_range(REACH):  # a row of dy that came `age` steps ago meets tap t + age*stride
-                        if t + age * T1 < LINES:
+                        if t % T1 + age * T1 < LINES:
                             if age == 0:
                                 old = row
                             elif SHARED == 2:
@@ -188,7 +193,8 @@ def slide_weight_kernel(
                                 old = get_row(table, place, U, LAYOUT)
                             else:
                                 old = ring[(REACH - 1 - age) * U:(REACH - age) * U]
-                            acc = weigh_line_of(acc, window, old, (t + age * T1) * K2, U, T2, D2, K2)
+                            acc = weigh_line_of(acc, window, old, ((t // T1) * LINES + t % T1 + age * T1) * K2, U, T2,
+                                                D2, K2)
                 if SHARED == 2:
                     newest = gl.where(newest == REACH - 1, 0, newest + 1)
                 else:
@@ -198,17 +204,19 @@ def slide_weight_kernel(
     out = partial + split.to(gl.int64) * ((K0 * K1 * K2 + BIAS) * C) + (k0 * K1 + group * LINES) * (K2 * C)
     taps = gl.minimum(LINES, K1 - group * LINES) * K2
     suspect = zero
-    for e in gl.static_range(LINES * K2):
+    for e in gl.static_range(DEEP * LINES * K2):
         suspect += acc[e] * 0.0
     if any_of(suspect != suspect) != 0:
-        masked_weight(dy, x, out, taps, (c, c_out), k0, begin, end, strips, segments, steps, Q0, (N, Q1, X0, X1),
-                      (y_n, y_0, y_1), (x_n, x_0, x_1), zero, first * T1 - pad1, pad1, False, Q2, X2, Y2, XS2, C,
-                      (K0, K1, K2), (1, T1, T2), (D0, D1, D2), (P0, P1, P2), U, S, LAYOUT)
+        for deep in range(0, DEEP):
+            masked_weight(dy, x, out + deep * (K1 * K2 * C), taps, (c, c_out), k0 + deep, begin, end, strips, segments,
+                          steps, Q0, (N, Q1, X0, X1), (y_n, y_0, y_1), (x_n, x_0, x_1), zero, first * T1 - pad1, pad1,
+                          False, Q2, X2, Y2, XS2, C, (K0, K1, K2), (1, T1, T2), (D0, D1, D2), (P0, P1, P2), DEEP > 1,
+                          U, S, LAYOUT)
     elif SHARED > 0:
-        store_sums(out, acc, c_tile, taps, C, LINES * K2, S, BC, WARPS)
+        store_sums(out, acc, c_tile, DEEP * taps, C, DEEP * LINES * K2, S, BC, WARPS)
     else:
-        for e in gl.static_range(LINES * K2):
-            gl.store(out + e * C + c_out, gl.sum(acc[e], 0), mask=(c_out < C) & (e < taps))
+        for e in gl.static_range(DEEP * LINES * K2):
+            gl.store(out + e * C + c_out, gl.sum(acc[e], 0), mask=(c_out < C) & (e < DEEP * taps))
     if BIAS:
         gl.store(out + K0 * K1 * K2 * C + c_out, gl.sum(bias, 0), mask=(c_out < C) & (k0 == 0) & (group == 0))
 
@@ -261,7 +269,7 @@ def slide_both_kernel(
     acc = (zero,) * (K1 * K2)
     bias = zero
     for tile in range(begin, end):
-        n, plane, segment, residue, strip = place_of(tile, strips, segments, 1, D1, S, LAYOUT)
+        n, plane, segment, residue, strip = place_of(tile, strips, segments, 1, D1, False, S, LAYOUT)
         there = (n < N) & (c < C)
         step = segment * steps
         last = step + steps
@@ -326,7 +334,7 @@ def slide_both_kernel(
         suspect += acc[e] * 0.0
     if bad_taps != 0:
         for tile in range(begin, end):
-            n, plane, segment, residue, strip = place_of(tile, strips, segments, 1, D1, S, LAYOUT)
+            n, plane, segment, residue, strip = place_of(tile, strips, segments, 1, D1, False, S, LAYOUT)
             masked_input(dy, w_at, dx, (n < N) & (c < C), n, plane,
                          T1 * FIRST - P1 + residue + segment * steps * (T1 * D1), strip, c, steps * T1, 1, Q1, X1,
                          (y_n, 0, y_1), (r_n, 0, r_1), 0, w_1, Q2, X2, Y2, R2, W2, (1, K1, K2), (1, T1, T2),
@@ -334,7 +342,7 @@ def slide_both_kernel(
     if any_of(suspect != suspect) != 0:
         masked_weight(dy, x, out, K1 * K2, (c, c_out), 0, begin, end, strips, segments, steps, 1, (N, Q1, 1, X1),
                       (y_n, 0, y_1), (x_n, 0, x_1), zero, T1 * FIRST - P1, P1, True, Q2, X2, Y2, XS2, C, (1, K1, K2),
-                      (1, T1, T2), (1, D1, D2), (0, P1, P2), U, S, LAYOUT)
+                      (1, T1, T2), (1, D1, D2), (0, P1, P2), False, U, S, LAYOUT)
     elif SHARED > 0:
         store_sums(out, acc, c_tile, K1 * K2, C, K1 * K2, S, BC, WARPS)
     else:

@@ -12,6 +12,7 @@ from .tiles import MULTIPROCESSORS, SHARED_BYTES, WORKSPACE_FLOOR
 
 REGISTERS = 65536  # of a multiprocessor
 MOST_REGISTERS = 236  # of a thread, by the model's count; the compiler needs some more
+MOST_REGISTERS_DEEP = 200  # the same for DEEP strips, which hold the loads of several planes
 CLOCK = 1.85e6  # cycles per millisecond
 BYTES_PER_MS = 3.8e9
 LATENCY = 0.9e-3  # milliseconds from a load to its value when the memory is busy
@@ -36,6 +37,7 @@ class Strip:
     warps: int = 4
     LINES: int = 0  # weight gradient: lines of taps a program sums; 0: all
     SHARED: int = 0  # what goes through shared memory: 1 taps and sums, 2 also rows of dy that wait (weight gradient)
+    DEEP: bool = False  # weight gradient: all planes of taps at once
     turn: bool = False  # the last axis is the one along which strips slide
 
     @property
@@ -94,15 +96,16 @@ def work(kind: str, geo: Geometry, strip: Strip) -> Work:
         reach = -(-lines // t1)
         width = (u - 1) * t2 + (k2 - 1) * d2 + 1
         ring = 0 if strip.SHARED == 2 else (reach - 1) * u * v
-        registers = ring + lines * k2 * v + (u + width) * v + (u + t1 * width) * packed + 40
+        deep = k0 if strip.DEEP else 1
+        registers = ring + deep * lines * k2 * v + (u + width) * v + (u + deep * t1 * width) * packed + 40
         steps = -(-geo.y[1] // d1) + (reach - 1 if d1 > 1 else 0)
-        loads = u + t1 * width
+        loads = u + deep * t1 * width
         moved = (reach - 1) * u * v if reach > strip.UNROLL else 0
         if strip.SHARED == 2:  # loads from shared memory, and barriers around the stores
             moved = (reach - 1) * u + 12 * u
-        per_step = lines * k2 * u * v + loads * 2.0 + (u + t1 * width) * convert + moved + 16
+        per_step = deep * lines * k2 * u * v + loads * 2.0 + loads * convert + moved + 16
         before = 80 + (reach - 1) * u * (3 + v)
-        strips = geo.batch * geo.y[0] * k0 * -(-k1 // lines) * d1 * -(-geo.y[2] // u)
+        strips = geo.batch * geo.y[0] * (k0 // deep) * -(-k1 // lines) * d1 * -(-geo.y[2] // u)
         loaded = loads * v
     else:
         width = window(u, t2, d2, k2)
@@ -115,7 +118,8 @@ def work(kind: str, geo: Geometry, strip: Strip) -> Work:
         strips = geo.batch * d1 * -(-geo.x[2] // u)
         loaded = loads * v
     inputs, outputs = geo.batch * geo.groups * math.prod(geo.x), geo.batch * geo.groups * math.prod(geo.y)
-    again = 0.25 * (k0 - 1)  # planes that are read again for every tap of axis 0, mostly from the cache
+    # planes that are read again for every tap of axis 0, mostly from the cache
+    again = (0.1 if strip.DEEP or kind == "input" else 0.25) * (k0 - 1)
     least = 2.0 * (inputs + outputs * (1 + again)) if kind == "input" else \
         2.0 * (1 + again) * (inputs + outputs) if kind == "weight" else 2.0 * (2 * inputs + outputs)
     return Work(registers + (strip.AHEAD - 1) * loads * packed, per_step, before, steps, strips,
@@ -149,7 +153,7 @@ def estimate(kind: str, geo: Geometry, strip: Strip) -> float:
     extra = reach if kind == "input" and strip.segments > 1 else 0
     tiles = -(-done.strips * strip.segments // strip.S) * channel_tiles
     at_once = MULTIPROCESSORS * resident(kind, geo, strip, done.registers)
-    groups = geo.kernel[0] * (-(-geo.kernel[1] // strip.LINES) if strip.LINES else 1)
+    groups = 1 if strip.DEEP else geo.kernel[0] * (-(-geo.kernel[1] // (strip.LINES or geo.kernel[1])))
     programs = tiles if kind == "input" else min(tiles, strip.splits * channel_tiles * groups)
     tiles_each = -(-tiles // programs)
     waves = -(-programs // at_once)
@@ -206,6 +210,10 @@ def worth_trying(kind: str, geo: Geometry, shared: int) -> Iterator[Strip]:
                     if unroll > 1 and (unroll > rows // 2 or unroll * taps * u * v > LONGEST_BODY):
                         continue
                     strip = Strip(u, v, bc, 1, unroll, SHARED=min(shared, 1), turn=turn)
+                    deep = replace(strip, DEEP=True)
+                    if kind == "weight" and geo.kernel[0] > 1 and unroll == 1 and (
+                            work(kind, geo, deep).registers <= MOST_REGISTERS_DEEP):
+                        yield deep
                     if work(kind, geo, strip).registers <= MOST_REGISTERS:
                         yield strip
                         further = replace(strip, AHEAD=2)
@@ -249,7 +257,8 @@ def in_runs(kind: str, geo: Geometry, strip: Strip, max_workspace: int | None, b
             yield replace(strip, segments=segments)
             continue
         for waves in (1, 2, 3):
-            groups = geo.kernel[0] * (-(-oriented.kernel[1] // strip.LINES) if strip.LINES else 1)
+            lines = strip.LINES or oriented.kernel[1]
+            groups = 1 if strip.DEEP else geo.kernel[0] * -(-oriented.kernel[1] // lines)
             runs = max(1, min(waves * at_once // (channels * groups), limit // size))
             yield replace(strip, segments=segments, splits=runs)
 
