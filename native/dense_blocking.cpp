@@ -139,8 +139,22 @@ class Search {
     const int64_t tiles = ceil_div(c_.extent[0], d) * ceil_div(c_.extent[1], h) * ceil_div(c_.extent[2], w);
     choice.tasks = geo_.N * geo_.G * tiles;
     const int64_t even_share = std::max<int64_t>(1, choice.panels / ceil_div(tasks_wanted, choice.tasks));
-    if (geo_.N * tiles == 1 && gemm_.parts == 1) choice.own_panels = std::min(even_share, c_.panels_together());
+    // At most so many strips: joined rows, or rows cut where the set of landing taps changes.
+    const int64_t segments = std::min<int64_t>(w, 2 * int64_t(c_.taps[2].offset.size()) + 1);
+    choice.strips = std::max(ceil_div(joined(choice), choice.most), h * (ceil_div(w, choice.most) + segments)) * d;
 
+    // A task that packs panels for itself takes two of bf16 if it can: the lines of one, every so many bytes, would
+    // fall into few sets of the caches.
+    const bool own = geo_.N * tiles == 1 && gemm_.parts == 1;
+    const int64_t wanted = std::max<int64_t>(even_share, choice.panels < tasks_wanted ? 1 : 4 / bytes_);
+    set_blocks(choice, even_share, own ? std::min(wanted, c_.panels_together()) : 0);
+    if (choice.share < choice.own_panels) set_blocks(choice, even_share, choice.share);
+    return choice;
+  }
+
+  // The blocks of channels, with so many panels of the weight packed by the task itself.
+  void set_blocks(Choice& choice, int64_t even_share, int64_t own_panels) const {
+    choice.own_panels = own_panels;
     // As many summed channels as the budget of the box allows, in even blocks.
     const int64_t positions = choice.box.positions(), all = c_.padded(c_.reduced);
     const int64_t multiple = std::max<int64_t>(gemm_.k_multiple, 16);
@@ -156,13 +170,7 @@ class Search {
     choice.block = std::min(all, round_up(ceil_div(c_.reduced, choice.count), multiple));
     choice.count = ceil_div(c_.reduced, choice.block);
     choice.box_bytes = positions * row_pitch(choice.block, bytes_) * bytes_ * gemm_.parts;
-
-    // At most so many strips: joined rows, or rows cut where the set of landing taps changes.
-    const int64_t segments = std::min<int64_t>(w, 2 * int64_t(c_.taps[2].offset.size()) + 1);
-    choice.strips = std::max(ceil_div(joined(choice), choice.most), h * (ceil_div(w, choice.most) + segments)) * d;
-
-    share_panels(choice, even_share);
-    return choice;
+    share_panels(choice, std::max(even_share, choice.own_panels));
   }
 
   // The same with larger tasks where there are few threads: panels do not change the order of sums, and the fewer

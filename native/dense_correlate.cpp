@@ -57,6 +57,7 @@ class TileTask {
       int64_t sums_before = 0;
       for (const Phase& phase : plan_.phases) clean &= multiply_phase(phase, block, careful, sums_before);
     }
+    if (run_.large) finish_streams();
     return clean;
   }
 
@@ -94,6 +95,19 @@ class TileTask {
     const int64_t pixels = plan_.tile[0] * plan_.tile[1] * plan_.tile[2];
     const int64_t most = plan_.pixels_are_rows ? plan_.gemm->max_rows : plan_.gemm->cols;
     prefetch_.spread(ceil_div(pixels, most) * plan_.panels_block * plan_.channel_blocks * int64_t(plan_.phases.size()));
+  }
+
+  // A task that packs panels for itself: what it packs next comes into the cache during so many calls. All such tasks
+  // read the same source, which needs no fetching.
+  void fetch_weight(int64_t block, int64_t panel, int64_t first_panel, int64_t last_panel, int64_t calls) {
+    prefetch_.clear();
+    if (panel >= last_panel) panel = first_panel, ++block;
+    if (block == plan_.channel_blocks) {
+      block = 0;
+      panel = std::min(first_panel + run_.arguments.threads * plan_.panels_block, plan_.panels - 1);
+    }
+    fetch_panels(run_, group_, block, panel, prefetch_);
+    prefetch_.spread(calls);
   }
 
   // Where channels lie as the micro-kernel reads them there is no packing at all: strips are cut so that no tap leaves
@@ -160,9 +174,10 @@ class TileTask {
     };
     const auto compute = [&](int64_t panel, const Strip& strip, int64_t next_panel) {
       Sums sums{sums_ + tile_sums_ * (plan_.channel_blocks > 1 ? sums_before++ : turn++ % 2), plan_.gemm->cols};
-      const bool in_place = result_is_sums(phase, panel, strip, length, sums);
+      rounded_ = nullptr;
+      const bool in_place = goes_to_result(phase, panel, strip, length, last_block, sums);
       line_count_ = 0;
-      if (last_block) fetch_result(phase, panel, strip, length);
+      if (last_block && !rounded_) fetch_result(phase, panel, strip, length);
       line_count_ += prefetch_.take(lines_ + line_count_);
       multiply(weight_of(panel), weight_of(next_panel), panel, strip, block, careful, sums, phase, length);
       store_waiting();
@@ -177,8 +192,11 @@ class TileTask {
           compute(panel, strip, panel + 1 < last_panel ? panel + 1 : first_panel);
     } else {
       for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-        if (plan_.own_panels && (panel - first_panel) % plan_.own_panels == 0)
-          pack_panels(run_, group_, block, phase, panel, std::min(plan_.own_panels, last_panel - panel), own_weight_);
+        if (plan_.own_panels && (panel - first_panel) % plan_.own_panels == 0) {
+          const int64_t count = std::min(plan_.own_panels, last_panel - panel);
+          pack_panels(run_, group_, block, phase, panel, count, own_weight_);
+          fetch_weight(block, panel + count, first_panel, last_panel, count * int64_t(cutter_.strips().size()));
+        }
         for (const Strip& strip : cutter_.strips()) compute(panel, strip, panel);
       }
     }
@@ -219,19 +237,29 @@ class TileTask {
     int64_t pitch;  // elements from one row to the next
   };
 
-  // Sums that need no rounding, no check for NaN and no other order are made where the result lies.
-  bool result_is_sums(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3],
-                      Sums& sums) const {
+  // Sums of one row of pixels that need no check for NaN and no other order go where the result lies: sums that need no
+  // rounding are made there, and some kernels round them on the way.
+  bool goes_to_result(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3],
+                      bool last_block, Sums& sums) {
     const Gemm& gemm = *plan_.gemm;
-    const int64_t size = sizeof(Sum), pixel = phase.axis[2]->stride * run_.result.stride[axis_w];
+    const Dtype dtype = plan_.problem.out_dtype;
+    const int64_t pixel = phase.axis[2]->stride * run_.result.stride[axis_w];
     const int64_t channels = std::min(plan_.panel, plan_.results - panel * plan_.panel);
-    if (!direct_ || !strip.whole || plan_.channel_blocks > 1 || run_.result.stride[axis_c] != size) return false;
-    if (plan_.problem.out_dtype != (size == 8 ? Dtype::f64 : Dtype::f32) || pixel % size) return false;
+    const bool as_they_are = dtype == (sizeof(Sum) == 8 ? Dtype::f64 : Dtype::f32) && pixel % int64_t(sizeof(Sum)) == 0;
+    const bool rounded = dtype == Dtype::bf16 && gemm.rounds && strip.pieces == 1;
+    if (!direct_ || !strip.whole || run_.result.stride[axis_c] != size_of(dtype)) return false;
+    if (!(rounded ? last_block : as_they_are && plan_.channel_blocks == 1)) return false;
     if (channels != gemm.cols && !(gemm.run_half && channels == gemm.cols / 2)) return false;
     const int64_t column = strip.position % plan_.box.pitch;
     if (column + strip.count > length[2]) return false;  // of several rows
     each_row(phase, panel, strip, length, [&](int64_t, int64_t, char* dst) {
-      sums = {reinterpret_cast<Sum*>(dst), pixel / size};
+      if (rounded) {
+        rounded_ = dst;
+        rounded_stride_ = pixel;
+        stream_ = run_.large && (reinterpret_cast<uintptr_t>(dst) | uintptr_t(pixel)) % 64 == 0;
+      } else {
+        sums = {reinterpret_cast<Sum*>(dst), pixel / int64_t(sizeof(Sum))};
+      }
     });
     return true;
   }
@@ -268,6 +296,10 @@ class TileTask {
     call.accumulate = block > 0;
     call.fetch = lines_;
     call.fetch_count = line_count_;
+    call.rounded = rounded_;
+    call.rounded_stride = rounded_stride_;
+    call.nan = &nan_;
+    call.stream = stream_;
     const char* strip_a = call.a;
     for (size_t i = 0; i < strip.pieces; ++i, call.accumulate = true) {
       const Piece& piece = cutter_.pieces()[strip.piece + i];
@@ -391,6 +423,10 @@ class TileTask {
   static constexpr int64_t most_result_lines = 512;
   const char* lines_[most_result_lines + Prefetch::most_taken];  // to be fetched during the next call
   int64_t line_count_ = 0;
+  char* rounded_ = nullptr;  // where the kernel rounds the sums of the strip to, if it does
+  int64_t rounded_stride_ = 0;
+  bool nan_ = false;  // which does not matter then
+  bool stream_ = false;
   Sum* sums_;
   struct Offsets {
     std::vector<int64_t> box, weight;

@@ -66,6 +66,11 @@ struct Correlation {
     const int64_t result_stride = problem.w_nominal[problem.wrt & wrt_output ? axis_o : axis_i];
     return result_stride == size ? std::max<int64_t>(1, 512 / (gemm->cols * size)) : 1;
   }
+  int64_t result_bytes() const {
+    const Geometry& geo = problem.geo;
+    const bool forward = problem.wrt & wrt_output;
+    return geo.N * (forward ? geo.K * geo.out_pixels() : geo.C * geo.in_pixels()) * size_of(problem.out_dtype);
+  }
   int64_t padded(int64_t channels) const { return round_up(channels, gemm->k_multiple); }
 
   // Chooses orientation, tiles and blocks; returns the estimated cycles of one core, negative if `limit` bytes of

@@ -16,14 +16,19 @@ struct Region {
   int64_t channels, first[3], last[3], element;
 };
 
+// Results of so many bytes are not in a cache when they are read again: whole lines of them are written around it.
+inline bool writes_around_caches(int64_t bytes) { return bytes > (8 << 20); }
+
 // Bring the cache line at `p` in, to be read or written. NOTE: the compiler drops calls of functions that do nothing but
 // __builtin_prefetch; it keeps these.
 #if defined(__x86_64__)
 inline void fetch_to_read(const char* p) { asm volatile("prefetcht0 %0" : : "m"(*p)); }
 inline void fetch_to_write(const char* p) { asm volatile("prefetchw %0" : : "m"(*p)); }
+inline void finish_streams() { asm volatile("sfence" : : : "memory"); }  // others see what was written around caches
 #else
 inline void fetch_to_read(const char* p) { __builtin_prefetch(p); }
 inline void fetch_to_write(const char* p) { __builtin_prefetch(p, 1); }
+inline void finish_streams() {}
 #endif
 
 // The cache lines of rows of bytes, at most so many, as a kernel's call takes them: to be written.
