@@ -1,7 +1,7 @@
 // Copies of the pixels that a group reads, side by side; see direct.h. AVX-512.
 //
 // NOTE: pixels with channels last are often a multiple of 1024 bytes apart. Then they share four sets of the
-// first-level cache or fewer, and every read of a tile misses it (n8 c512 i14x14 w3x3 g32 f32 on Zen 4: 61 -> 100
+// first-level cache or fewer, and every read of a tile misses it (n8 c512 i14x14 w3x3 g32 f32 on Zen 4: 61 -> 83
 // GFLOP/s). A pixel that meets many weights is copied once instead, while the next group's is fetched.
 #pragma once
 

@@ -204,6 +204,22 @@ def test_bf16_pixels_in_pairs(seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
     assert paired > len(FEW) or _native.isa() != "avx512_bf16" or "AMD" not in Path("/proc/cpuinfo").read_text()
 
 
+def test_bf16_taps_in_pairs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few source channels: two taps in one product, with a stand-in beside an odd one that must meet no Inf or NaN."""
+    force("few", monkeypatch)
+    paired = 0
+    for text in (*FEW, "n2 c1 k64 i5x9x8 w3x3x3 s2x2x2 p1x1x1", "n1 c2 k18 i4x31 w3x5 d1x3 p1x6",
+                 "n2 c20 k1 i7x13 w3x5 s2x2 p1x2", "n1 c33 k2 i23 w7 s3 p3 d2"):
+        for turn, result in enumerate(RESULTS[:2]):
+            for dtype in ("bf16", "bf16>f32"):
+                problem = asked(result, dtype, text, last=turn == 0)
+                paired += "broadcast_bf16" in plan(problem, backend="native").kernel
+                oracle.check_exact(problem, "native", seed=seed)
+                oracle.check_bound(problem, "native", seed=seed)
+                oracle.check_nonfinite(problem, "native", seed=seed, spots=2)
+    assert paired > len(FEW) // 2 or _native.isa() != "avx512_bf16" or "AMD" not in Path("/proc/cpuinfo").read_text()
+
+
 def test_layouts_agree_bit_by_bit(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The order of a depthwise f32 sum does not depend on where the operands lie."""
     force("grouped", monkeypatch)
