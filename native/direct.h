@@ -69,6 +69,11 @@ struct DirectWeightGrad {
   int64_t z, first, rows, first_pixel, pixels;
   bool bias;                              // sums of dy too
   float* sums;                            // [unit][tap, then bias][place]; groups: [unit][output channel][tap][lane]
+  // Of groups that fill a vector: room for copies of their pixels, and how many bytes away those
+  // of the next box are.
+  char* gathered;
+  int64_t x_ahead, dy_ahead;
+  void* fetcher;                          // the kernel's own: what is gathered next
 };
 
 // The units of a problem that these kernels serve, whatever its arrays' strides; false: the problem is not theirs.

@@ -16,7 +16,7 @@ struct Sweep {
   int64_t t, r, s;
   int64_t from_t, from_r, from_s, from_pixel;
   int64_t w_t, w_r, w_s;
-  int64_t to_pixel;
+  int64_t to_pixel, to_row;
   int64_t step, tap_step;    // source pixels from one result pixel, and from one tap, to the next
   uint64_t low, size;        // a source pixel, counted from the tile's first, lies in the tensor if it + low < size
   // What the next row will read: fetched line after line, whatever order the tiles have, so that the hardware sees a
@@ -72,6 +72,7 @@ struct RowsJob {
 
   explicit RowsJob(const DirectRows& j) : job(j), unit_floats(j.units.tap_floats()), bytes(size_of(j.units.dtype)) {
     sweep.stream = j.stream;
+    sweep.to_row = j.to_stride[axis_h];
     U::prepare(j.units, sweep);
   }
 
@@ -155,8 +156,9 @@ struct RowsJob {
     const int64_t least = job.units.group_to ? 1 : 4;
     const int64_t units = job.unit_count, most = fit < least ? least : fit;
     const int64_t pieces = (units + most - 1) / most;
-    // Units of one group read the same pixels: these go by once, row by row.
-    const bool alone = job.units.group_to == job.units.channels;
+    // Units of one group read the same pixels: these go by once, row by row. So do pixels that meet few weights each.
+    const bool alone = job.units.group_to && (job.units.group_to == job.units.channels ||
+                                              (job.taps == 1 && units * unit_bytes <= 128 << 10));
     whole = (pieces == 1 || alone) && units == job.units.units();
     const int64_t sweeps = alone ? 1 : pieces;
     for (int64_t i = 0; i < sweeps; ++i)

@@ -25,6 +25,7 @@ struct Visit {
   int64_t sum_r, sum_s;                      // floats
   // Of groups: the output channels of a lane's group that a tile has, and where they are among 16 of dy.
   int64_t chunk, sum_word;
+  void* fetcher;
   int32_t first_word[16];
 };
 
@@ -74,6 +75,7 @@ struct WeightJob {
     v.sum_s = unit;
     v.sum_r = unit * g.kernel[2];
     v.sum_word = unit * g.taps();
+    v.fetcher = j.fetcher;
     T::prepare(j.units, v);
   }
 

@@ -53,6 +53,13 @@ ALONE = [
     "n3 c16 k10 i6x5 w3x7 p1x3",
     "n1 c16 k32 i3x40x5 w2x3x2 s1x3x1 p1x0x1 d1x2x1",
 ]
+# Groups that fill vectors, with channels last: their weight gradients are summed from copies of the pixels. Several
+# boxes of rows and of columns, pairs of pixels beside the end of a row, a group that ends within a vector.
+GATHERED = [
+    "n3 c64 k64 i14x14 w3x3 p1x1 g4", "n2 c32 k40 i7x9 w3x3 s2x2 p1x1 g2", "n1 c64 k24 i3x5x33 w2x3x2 s1x1x3 p1x0x1 g2",
+    "n2 c48 k36 i11x70 w2x4 p0x3 d1x3 g3", "n1 c32 k32 i700 w5 s2 p2 g2", "n2 c96 k72 i40x30 w1x1 g3",
+    "n1 c32 k8 i6x5 w3x3 p4x4 g2",
+]
 PATCHES = [
     "n2 c3 k48 i16x16 w4x4 s4x4", "n10 c3 k40 i2x4x4 w2x4x4 s2x4x4", "n3 c5 k9 i4x3 w4x3",
     "n2 c1 k7 i4x6x8 w2x3x4 s2x3x4", "n4 c6 k5 i9 w3 s3", "n2 c4 k6 i9x8 w3x2 s2x2 p1x0",
@@ -166,6 +173,22 @@ def test_one_small_group(text: str, seed: int, monkeypatch: pytest.MonkeyPatch) 
     assert served or not _native.isa().startswith("avx512")
 
 
+@pytest.mark.parametrize("text", GATHERED)
+def test_groups_that_fill_vectors(text: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    force("grouped", monkeypatch)
+    for dtype in ("f32", "bf16", "bf16>f32"):
+        problem = asked("weight_grad", dtype, text, last=True)
+        kernel = plan(problem, backend="native").kernel
+        assert "direct" in kernel or dtype != "f32" or not _native.isa().startswith("avx512")
+        for style in oracle.STYLES:
+            oracle.check_exact(problem, "native", seed=seed, style=style)
+        oracle.check_bound(problem, "native", seed=seed)
+        oracle.check_nonfinite(problem, "native", seed=seed, spots=3)
+        operands = real_operands(problem, seed)
+        assert len({(oracle.run_guarded(problem, "native", operands, num_threads=threads) or [b""])[0].tobytes()
+                    for threads in (1, 2, 3, 7)}) == 1
+
+
 def test_bf16_pixels_in_pairs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few-channel weight gradients by pairs: of eight channels and more, with stand-ins for pixels on both sides."""
     force("few", monkeypatch)
@@ -179,6 +202,22 @@ def test_bf16_pixels_in_pairs(seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
                 oracle.check_exact(problem, "native", seed=seed)
                 oracle.check_nonfinite(problem, "native", seed=seed, spots=2)
     assert paired > len(FEW) or _native.isa() != "avx512_bf16" or "AMD" not in Path("/proc/cpuinfo").read_text()
+
+
+def test_bf16_taps_in_pairs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few source channels: two taps in one product, with a stand-in beside an odd one that must meet no Inf or NaN."""
+    force("few", monkeypatch)
+    paired = 0
+    for text in (*FEW, "n2 c1 k64 i5x9x8 w3x3x3 s2x2x2 p1x1x1", "n1 c2 k18 i4x31 w3x5 d1x3 p1x6",
+                 "n2 c20 k1 i7x13 w3x5 s2x2 p1x2", "n1 c33 k2 i23 w7 s3 p3 d2"):
+        for turn, result in enumerate(RESULTS[:2]):
+            for dtype in ("bf16", "bf16>f32"):
+                problem = asked(result, dtype, text, last=turn == 0)
+                paired += "broadcast_bf16" in plan(problem, backend="native").kernel
+                oracle.check_exact(problem, "native", seed=seed)
+                oracle.check_bound(problem, "native", seed=seed)
+                oracle.check_nonfinite(problem, "native", seed=seed, spots=2)
+    assert paired > len(FEW) // 2 or _native.isa() != "avx512_bf16" or "AMD" not in Path("/proc/cpuinfo").read_text()
 
 
 def test_layouts_agree_bit_by_bit(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
