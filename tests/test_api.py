@@ -78,6 +78,13 @@ def test_outputs_and_workspace_of_the_caller(backend: str) -> None:
     assert np.array_equal(view, c["exact"]["output"]) and np.isnan(wide[..., ::2]).all()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_large_results_start_with_a_cache_line(dtype: Any) -> None:
+    results = [convgrad.bias_grad(np.ones((1, c, 1), dtype)) for c in range(40000, 40008)]
+    assert all(result.ctypes.data % 64 == 0 and result.flags.c_contiguous for result in results)
+    assert all(result.shape == (c,) and (result == 1).all() for c, result in enumerate(results, 40000))
+
+
 @BACKENDS
 def test_views_read_only_and_broadcast_operands(backend: str) -> None:
     c = case()
