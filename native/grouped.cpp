@@ -213,7 +213,10 @@ void CorrelatePlan::run_direct(const Arguments& args, const Tensor& from, const 
   // A unit is written around the caches where it is a whole line of them.
   int64_t lines = reinterpret_cast<intptr_t>(to.data) | units.channels * bytes;
   for (int axis : {axis_n, axis_d, axis_h, axis_w}) lines |= to.stride[axis];
-  parallel_for(geo.N * bands * slabs * direct_splits, args.threads, [&](int64_t task, int) {
+  const bool around = stream && problem.isa->vector_bytes == 64, whole_lines = lines % 64 == 0;
+  const bool rows = to.stride[axis_w] == units.channels * bytes && size[2] * to.stride[axis_w] + 64 <= scratch_bytes;
+  char* const scratch = args.workspace + packed_bytes + finite_bytes;
+  parallel_for(geo.N * bands * slabs * direct_splits, args.threads, [&](int64_t task, int slot) {
     const int64_t split = task % direct_splits, band = task / direct_splits % bands;
     const int64_t slab = task / direct_splits / bands % slabs, image = task / direct_splits / bands / slabs;
     DirectRows job{};
@@ -239,7 +242,8 @@ void CorrelatePlan::run_direct(const Arguments& args, const Tensor& from, const 
     job.first[1] = band * direct_rows;
     job.extent[1] = std::min(direct_rows, size[1] - job.first[1]);
     job.width = size[2];
-    job.stream = stream && lines % 64 == 0;
+    job.stream = around && whole_lines;
+    job.row = around && !whole_lines && rows ? scratch + slot * scratch_bytes : nullptr;
     kernels.direct(job);
   });
 }

@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import oracle
@@ -189,6 +191,29 @@ def test_layouts_agree_bit_by_bit(seed: int, monkeypatch: pytest.MonkeyPatch) ->
                        (first, asked(result, "f32", text, last=True))]
             assert results[0] is not None and results[1] is not None
             assert np.array_equal(results[0][0], results[1][0])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("text", ["c40 k40 i200x200 w3x3 s2x2 p1x1 g40", "c64 k64 i160x160 w3x3 p1x1 g64"])
+def test_results_written_around_the_caches(dtype: str, text: str, seed: int) -> None:
+    """Wherever a large result begins, and whatever its pixels take of a line: the bits of its images one by one."""
+    one = asked("input_grad", dtype, f"n1 {text}", last=True)
+    images = 3 if dtype == "f32" else 6  # 16 MB of them are a large result
+    whole = one.with_(conv=replace(one.conv, batch=images))
+    grad, weight = real_operands(whole, seed).values()
+    grad = np.ascontiguousarray(grad.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    shape = (images, *one.conv.in_size, one.conv.in_channels)
+    expected = np.empty(shape, grad.dtype)
+    for image in range(images):
+        plan(one, backend="native").run((grad[image:image + 1], weight),
+                                        (expected[image:image + 1].transpose(0, 3, 1, 2),), None)
+    for shift in (0, grad.itemsize, 16, 64 - grad.itemsize):
+        memory = np.full(expected.nbytes + 192, 0xA5, np.uint8)
+        start = -memory.ctypes.data % 64 + shift
+        out: np.ndarray[Any, Any] = np.ndarray(shape, grad.dtype, memory, start)
+        plan(whole, backend="native", num_threads=2).run((grad, weight), (out.transpose(0, 3, 1, 2),), None)
+        assert out.tobytes() == expected.tobytes(), shift
+        assert (memory[:start] == 0xA5).all() and (memory[start + out.nbytes:] == 0xA5).all()
 
 
 @pytest.mark.parametrize("level", ["generic", "avx2", "avx512"])
