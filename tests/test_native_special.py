@@ -193,6 +193,20 @@ def test_layouts_agree_bit_by_bit(seed: int, monkeypatch: pytest.MonkeyPatch) ->
             assert np.array_equal(results[0][0], results[1][0])
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("width", [7, 8, 9, 11, 14, 17, 29])
+def test_weight_gradients_of_whole_rows(dtype: str, width: int, seed: int) -> None:
+    """Rows that keep their width: the taps that land at their ends are known to the compiler, others are asked for."""
+    for taps in (3, 5, 7):
+        for text in (f"n2 c32 k32 i{width}x{width} w{taps}x{taps} p{taps // 2}x{taps // 2} g32",
+                     f"n1 c40 k40 i3x{width} w{taps}x{taps} p{taps // 2}x{taps // 2 - (width == 11)} g40"):
+            problem = asked("weight_grad+bias_grad", dtype, text, last=True)
+            assert plan(problem, backend="native").kernel.startswith("depthwise_direct_weight")
+            oracle.check_exact(problem, "native", seed=seed)
+            oracle.check_bound(problem, "native", seed=seed)
+            oracle.check_nonfinite(problem, "native", seed=seed, spots=3)
+
+
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("text", ["c40 k40 i200x200 w3x3 s2x2 p1x1 g40", "c64 k64 i160x160 w3x3 p1x1 g64"])
 def test_results_written_around_the_caches(dtype: str, text: str, seed: int) -> None:
