@@ -68,6 +68,7 @@ struct DirectWeightGrad {
   const int64_t *x_stride, *dy_stride;
   int64_t first_unit, unit_count;
   int64_t z, first, rows, first_pixel, pixels;
+  int64_t full_rows;                      // of a box that is not the last of its plane
   bool bias;                              // sums of dy too
   float* sums;                            // [unit][tap, then bias][place]; groups: [unit][output channel][tap][lane]
 };

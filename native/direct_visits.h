@@ -66,15 +66,17 @@ struct WeightJob {
     v.y_step = g.stride[1];
     v.y_tap_step = g.dilation[1];
     v.y_size = g.in[1];
-    // What comes next lies beside this box, or below it: `unread` positions of x are known already.
-    const bool part = j.pixels < g.out[2];
-    const int64_t y = j.first * g.stride[1] - g.pad[1] + (part ? 0 : (g.kernel[1] - 1) * g.dilation[1]);
+    // What comes next lies beside this box, in the next plane, or below it, where x shares rows with this box. Every
+    // box fetches as many rows as it has itself, all at one distance: so nothing is left out where the last is lower.
+    const bool part = j.pixels < g.out[2], behind = !part && j.z + 1 < g.out[0];
+    const int64_t below = part || behind ? 0 : j.full_rows, halo = part || behind ? 0 : (g.kernel[1] - 1) * g.dilation[1];
+    const int64_t y = j.first * g.stride[1] - g.pad[1] + halo;
     const int64_t x = j.first_pixel * g.stride[2] - g.pad[2] + (part ? (g.kernel[2] - 1) * g.dilation[2] : 0);
-    const int64_t z = j.z * g.stride[0] + (g.kernel[0] - 1) * g.dilation[0] - g.pad[0];
-    dy_next = j.dy + j.z * j.dy_stride[axis_d] + j.first * v.dy_row + j.first_pixel * v.dy_pixel +
-              (part ? j.pixels * v.dy_pixel : j.rows * v.dy_row);
-    x_next = j.x + z * j.x_stride[axis_d] + y * j.x_stride[axis_h] + x * j.x_stride[axis_w] +
-             (part ? j.pixels * v.x_pixel : j.rows * v.x_row);
+    const int64_t z = (j.z + behind) * g.stride[0] + (g.kernel[0] - 1) * g.dilation[0] - g.pad[0];
+    dy_next = j.dy + (j.z + behind) * j.dy_stride[axis_d] + (j.first + below) * v.dy_row +
+              (j.first_pixel + (part ? j.pixels : 0)) * v.dy_pixel;
+    x_next = j.x + z * j.x_stride[axis_d] + y * j.x_stride[axis_h] + x * j.x_stride[axis_w] + below * v.x_row +
+             (part ? j.pixels * v.x_pixel : 0);
     v.x_lines = g.stride[2] * (part ? 1 : g.stride[1]);
     v.sum_s = unit;
     v.sum_r = unit * g.kernel[2];

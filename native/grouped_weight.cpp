@@ -197,6 +197,7 @@ void WeightPlan::run_direct(const Arguments& args) const {
     job.geo = &geo;
     job.x_stride = args.x.stride;
     job.dy_stride = args.y.stride;
+    job.full_rows = direct_rows;
     job.bias = bias();
     job.sums = sums + index * chunk_floats;
     std::fill_n(job.sums + job.first_unit * entries, job.unit_count * entries, 0.0f);
