@@ -10,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import oracle
 import pytest
 
+import convgrad
 from convgrad import Problem, Unsupported, _native, plan
 from convgrad.plan import clear_plan_cache
 from convgrad.problem import COMPUTE_MODES
@@ -205,6 +207,25 @@ def test_weight_gradients_of_whole_rows(dtype: str, width: int, seed: int) -> No
             oracle.check_exact(problem, "native", seed=seed)
             oracle.check_bound(problem, "native", seed=seed)
             oracle.check_nonfinite(problem, "native", seed=seed, spots=3)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "bf16>f32"])
+@pytest.mark.parametrize("taps", [9, 16, 17, 31, 32])
+def test_lines_of_many_taps(dtype: str, taps: int, seed: int) -> None:
+    """Sums are shifted; taps that are missing to whole vectors of them must not meet an Inf beyond the window."""
+    for result in ("conv", "input_grad"):
+        for text in (f"i50 w{taps} p{taps - 1}:0", f"i{taps + 3} w{taps}", f"i97 w{taps} p{taps // 2}",
+                     f"i40 w{taps} p{taps + 4}"):
+            problem = asked(result, dtype, f"n2 c21 k21 {text} g21")
+            assert plan(problem, backend="native").kernel.startswith("depthwise_line")
+            oracle.check_exact(problem, "native", seed=seed)
+            oracle.check_bound(problem, "native", seed=seed)
+            oracle.check_nonfinite(problem, "native", seed=seed, spots=3)
+    lines = np.ones((1, 32, 80), np.float32)
+    lines[..., 40] = np.inf
+    for array in (lines, lines.astype(ml_dtypes.bfloat16)):
+        got = convgrad.conv(array, np.ones((32, 1, taps), array.dtype), groups=32, backend="native").astype(np.float32)
+        assert np.isinf(got).sum() == 32 * taps and not np.isnan(got).any()
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
