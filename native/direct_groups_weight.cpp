@@ -97,6 +97,7 @@ struct GroupTiles {
   static constexpr const auto& rows = tap_rows;
   static constexpr const auto& columns = tap_columns;
   static constexpr int most_taps = 6, words = tile_words;
+  static constexpr bool asks_rows = false;
   static int64_t chunks(const DirectUnits& units) { return units.group_from / tile_words; }
   static void prepare(const DirectUnits& units, Visit& v) {
     const bool shared = units.group_to < units.lanes;

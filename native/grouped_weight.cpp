@@ -217,6 +217,7 @@ void WeightPlan::run_direct(const Arguments& args) const {
     job.geo = &geo;
     job.x_stride = args.x.stride;
     job.dy_stride = args.y.stride;
+    job.full_rows = direct_rows;
     job.bias = bias();
     job.sums = sums + index * chunk_floats;
     if (gathers()) job.gathered = scratch + slot * scratch_bytes;

@@ -6,12 +6,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import oracle
 import pytest
 
+import convgrad
 from convgrad import Problem, Unsupported, plan
 from convgrad.plan import clear_plan_cache
 from convgrad.problem import COMPUTE_MODES
@@ -231,6 +235,62 @@ def test_layouts_agree_bit_by_bit(seed: int, monkeypatch: pytest.MonkeyPatch) ->
                        (first, asked(result, "f32", text, last=True))]
             assert results[0] is not None and results[1] is not None
             assert np.array_equal(results[0][0], results[1][0])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("width", [7, 8, 9, 11, 14, 17, 29])
+def test_weight_gradients_of_whole_rows(dtype: str, width: int, seed: int) -> None:
+    """Rows that keep their width: the taps that land at their ends are known to the compiler, others are asked for."""
+    for taps in (3, 5, 7):
+        for text in (f"n2 c32 k32 i{width}x{width} w{taps}x{taps} p{taps // 2}x{taps // 2} g32",
+                     f"n1 c40 k40 i3x{width} w{taps}x{taps} p{taps // 2}x{taps // 2 - (width == 11)} g40"):
+            problem = asked("weight_grad+bias_grad", dtype, text, last=True)
+            assert plan(problem, backend="native").kernel.startswith("depthwise_direct_weight")
+            oracle.check_exact(problem, "native", seed=seed)
+            oracle.check_bound(problem, "native", seed=seed)
+            oracle.check_nonfinite(problem, "native", seed=seed, spots=3)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "bf16>f32"])
+@pytest.mark.parametrize("taps", [9, 16, 17, 31, 32])
+def test_lines_of_many_taps(dtype: str, taps: int, seed: int) -> None:
+    """Sums are shifted; taps that are missing to whole vectors of them must not meet an Inf beyond the window."""
+    for result in ("conv", "input_grad"):
+        for text in (f"i50 w{taps} p{taps - 1}:0", f"i{taps + 3} w{taps}", f"i97 w{taps} p{taps // 2}",
+                     f"i40 w{taps} p{taps + 4}"):
+            problem = asked(result, dtype, f"n2 c21 k21 {text} g21")
+            assert plan(problem, backend="native").kernel.startswith("depthwise_line")
+            oracle.check_exact(problem, "native", seed=seed)
+            oracle.check_bound(problem, "native", seed=seed)
+            oracle.check_nonfinite(problem, "native", seed=seed, spots=3)
+    lines = np.ones((1, 32, 80), np.float32)
+    lines[..., 40] = np.inf
+    for array in (lines, lines.astype(ml_dtypes.bfloat16)):
+        got = convgrad.conv(array, np.ones((32, 1, taps), array.dtype), groups=32, backend="native").astype(np.float32)
+        assert np.isinf(got).sum() == 32 * taps and not np.isnan(got).any()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("text", ["c40 k40 i200x200 w3x3 s2x2 p1x1 g40", "c64 k64 i160x160 w3x3 p1x1 g64"])
+def test_results_written_around_the_caches(dtype: str, text: str, seed: int) -> None:
+    """Wherever a large result begins, and whatever its pixels take of a line: the bits of its images one by one."""
+    one = asked("input_grad", dtype, f"n1 {text}", last=True)
+    images = 3 if dtype == "f32" else 6  # 16 MB of them are a large result
+    whole = one.with_(conv=replace(one.conv, batch=images))
+    grad, weight = real_operands(whole, seed).values()
+    grad = np.ascontiguousarray(grad.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    shape = (images, *one.conv.in_size, one.conv.in_channels)
+    expected = np.empty(shape, grad.dtype)
+    for image in range(images):
+        plan(one, backend="native").run((grad[image:image + 1], weight),
+                                        (expected[image:image + 1].transpose(0, 3, 1, 2),), None)
+    for shift in (0, grad.itemsize, 16, 64 - grad.itemsize):
+        memory = np.full(expected.nbytes + 192, 0xA5, np.uint8)
+        start = -memory.ctypes.data % 64 + shift
+        out: np.ndarray[Any, Any] = np.ndarray(shape, grad.dtype, memory, start)
+        plan(whole, backend="native", num_threads=2).run((grad, weight), (out.transpose(0, 3, 1, 2),), None)
+        assert out.tobytes() == expected.tobytes(), shift
+        assert (memory[:start] == 0xA5).all() and (memory[start + out.nbytes:] == 0xA5).all()
 
 
 @pytest.mark.parametrize("level", ["generic", "avx2", "avx512"])
