@@ -11,6 +11,8 @@
 namespace convgrad {
 namespace {
 
+constexpr int64_t near_weight = 1 << 20;  // bytes that stay in L2 of a processor with tiles
+
 // One task: a tile of pixels of one image, one group, one block of result channels.
 template <typename T>
 class TileTask {
@@ -27,6 +29,8 @@ class TileTask {
     sums_ = reinterpret_cast<Sum*>(memory + plan_.box_bytes);
     own_weight_ = reinterpret_cast<T*>(memory + plan_.box_bytes + plan_.sums_bytes);
     tile_sums_ = plan_.gemm->max_rows * plan_.gemm->cols;
+    const int64_t weight = plan_.tap_total * plan_.panels_block * plan_.panel * plan_.channel_pad * int64_t(sizeof(T));
+    weight_far_ = plan_.gemm->parts > 1 || (!plan_.own_panels && weight > near_weight);
   }
 
   // Returns false if a NaN came out although some tap met padding: then the caller repeats the task carefully.
@@ -71,8 +75,11 @@ class TileTask {
     image = task / plan_.blocks / plan_.problem.geo.G;
   }
 
-  // The next tile's source comes into the cache during this tile's products.
+  // The next tile's source comes into the cache during this tile's products. NOTE: not beside tiles, which lose more
+  // by the loads that wait for a free line buffer than packing gains.
   void plan_prefetch() {
+    prefetch_.clear();
+    if (plan_.gemm->near_k > 0) return;
     const Tensor& source = run_.source;
     int64_t origin[3], block, group, image;
     place(next_, origin, block, group, image);
@@ -89,7 +96,6 @@ class TileTask {
       region.first[axis] = std::clamp(first, int64_t(0), plan_.source_size[axis]);
       region.last[axis] = std::clamp(last, int64_t(0), plan_.source_size[axis]);
     }
-    prefetch_.clear();
     prefetch_.add(region);
     const int64_t pixels = plan_.tile[0] * plan_.tile[1] * plan_.tile[2];
     const int64_t most = plan_.pixels_are_rows ? plan_.gemm->max_rows : plan_.gemm->cols;
@@ -141,6 +147,7 @@ class TileTask {
     }
     cutter_.cut(plan_, phase, origin_, length, rows_touch(), direct_);
     collect_offsets(phase, run_.block_pad(block));
+    locate_rows(phase, length);
     const bool last_block = block + 1 == plan_.channel_blocks;
     const int64_t first_panel = block_ * plan_.panels_block;
     const int64_t last_panel = std::min(plan_.panels, first_panel + plan_.panels_block);
@@ -151,7 +158,7 @@ class TileTask {
     const Sum* waiting_sums = nullptr;
     const auto store_waiting = [&] {
       if (waiting)
-        clean &= store(phase, waiting_panel, *waiting, length, waiting_sums) || careful || waiting->whole;
+        clean &= store(phase, waiting_panel, *waiting, waiting_sums) || careful || waiting->whole;
       waiting = nullptr;
     };
     const auto weight_of = [&](int64_t panel) {
@@ -162,7 +169,7 @@ class TileTask {
       Sums sums{sums_ + tile_sums_ * (plan_.channel_blocks > 1 ? sums_before++ : turn++ % 2), plan_.gemm->cols};
       const bool in_place = result_is_sums(phase, panel, strip, length, sums);
       line_count_ = 0;
-      if (last_block) fetch_result(phase, panel, strip, length);
+      if (last_block) fetch_result(phase, panel, strip);
       line_count_ += prefetch_.take(lines_ + line_count_);
       multiply(weight_of(panel), weight_of(next_panel), panel, strip, block, careful, sums, phase, length);
       store_waiting();
@@ -230,7 +237,7 @@ class TileTask {
     if (channels != gemm.cols && !(gemm.run_half && channels == gemm.cols / 2)) return false;
     const int64_t column = strip.position % plan_.box.pitch;
     if (column + strip.count > length[2]) return false;  // of several rows
-    each_row(phase, panel, strip, length, [&](int64_t, int64_t, char* dst) {
+    each_row(panel, strip, [&](int64_t, int64_t, char* dst) {
       sums = {reinterpret_cast<Sum*>(dst), pixel / size};
     });
     return true;
@@ -264,6 +271,7 @@ class TileTask {
     const int64_t columns = plan_.pixels_are_rows ? channels : strip.count;
     const auto kernel = gemm.run_half && columns <= gemm.cols / 2 ? gemm.run_half : gemm.run;
     call.ldc = sums.pitch;
+    call.far = weight_far_;
     call.k = pad;
     call.accumulate = block > 0;
     call.fetch = lines_;
@@ -325,35 +333,51 @@ class TileTask {
     }
   }
 
-  // Calls body(first pixel of the strip, pixels, where the first one's result lies) for every row that the strip meets.
-  template <typename Body>
-  void each_row(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3], Body&& body) const {
+  // Where the results of the strips lie, row by row, from the image's first result of a panel on.
+  void locate_rows(const Phase& phase, const int64_t (&length)[3]) {
     const Tensor& result = run_.result;
-    const int64_t channel = group_ * plan_.results + panel * plan_.panel;
     const AxisPhase &pd = *phase.axis[0], &ph = *phase.axis[1], &pw = *phase.axis[2];
-    char* plane = result.data + image_ * result.stride[axis_n] + channel * result.stride[axis_c] +
-                  (pd.first + (origin_[0] + strip.depth) * pd.stride) * result.stride[axis_d];
-    const int64_t start = strip.position - strip.depth * plan_.box.height * plan_.box.pitch, last = start + strip.count;
-    for (int64_t at = start; at < last;) {
-      const int64_t row = at / plan_.box.pitch, column = at % plan_.box.pitch;
-      const int64_t next = std::min(last, (row + 1) * plan_.box.pitch);
-      const int64_t count = std::min(next - at, length[2] - column), from = at - start;
-      at = next;
-      if (count <= 0) continue;
-      body(from, count,
-           plane + (ph.first + (origin_[1] + row) * ph.stride) * result.stride[axis_h] +
-               (pw.first + (origin_[2] + column) * pw.stride) * result.stride[axis_w]);
+    rows_.clear();
+    first_row_.assign(1, 0);
+    for (const Strip& strip : cutter_.strips()) {
+      const int64_t plane = (pd.first + (origin_[0] + strip.depth) * pd.stride) * result.stride[axis_d];
+      const int64_t start = strip.position - strip.depth * plan_.box.height * plan_.box.pitch;
+      const int64_t last = start + strip.count;
+      for (int64_t at = start; at < last;) {
+        const int64_t row = at / plan_.box.pitch, column = at % plan_.box.pitch;
+        const int64_t next = std::min(last, (row + 1) * plan_.box.pitch);
+        const int64_t count = std::min(next - at, length[2] - column), from = at - start;
+        at = next;
+        if (count > 0)
+          rows_.push_back({from, count, plane + (ph.first + (origin_[1] + row) * ph.stride) * result.stride[axis_h] +
+                                            (pw.first + (origin_[2] + column) * pw.stride) * result.stride[axis_w]});
+      }
+      first_row_.push_back(rows_.size());
     }
   }
 
+  // Calls body(first pixel of the strip, pixels, where the first one's result lies) for every row that the strip meets.
+  template <typename Body>
+  void each_row(int64_t panel, const Strip& strip, Body&& body) const {
+    const int64_t channel = group_ * plan_.results + panel * plan_.panel;
+    char* first = run_.result.data + image_ * run_.result.stride[axis_n] + channel * run_.result.stride[axis_c];
+    const size_t number = size_t(&strip - cutter_.strips().data());
+    for (size_t i = first_row_[number]; i < first_row_[number + 1]; ++i)
+      body(rows_[i].from, rows_[i].count, first + rows_[i].offset);
+  }
+
   // Writes the pixels of a strip; false if one of them is NaN.
-  bool store(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3], const Sum* sums) {
+  bool store(const Phase& phase, int64_t panel, const Strip& strip, const Sum* sums) {
     const int64_t channels = std::min(plan_.panel, plan_.results - panel * plan_.panel), ldc = plan_.gemm->cols;
     const int64_t channel_stride = run_.result.stride[axis_c];
     const int64_t pixel_stride = phase.axis[2]->stride * run_.result.stride[axis_w];
+    const bool whole = plan_.gemm->store_bf16 && plan_.pixels_are_rows && channels == ldc && channel_stride == 2 &&
+                       plan_.problem.out_dtype == Dtype::bf16;
     bool clean = true;
-    each_row(phase, panel, strip, length, [&](int64_t from, int64_t count, char* dst) {
-      if (plan_.pixels_are_rows) {
+    each_row(panel, strip, [&](int64_t from, int64_t count, char* dst) {
+      if (whole) {
+        clean &= !plan_.gemm->store_bf16(reinterpret_cast<const float*>(sums) + from * ldc, ldc, count, dst, pixel_stride);
+      } else if (plan_.pixels_are_rows) {
         clean &= run_.store(sums + from * ldc, ldc, count, channels, dst, pixel_stride, channel_stride);
       } else {
         clean &= run_.store(sums + from, ldc, channels, count, dst, channel_stride, pixel_stride);
@@ -363,11 +387,11 @@ class TileTask {
   }
 
   // Where a strip's results will be stored comes into the cache while they are being computed.
-  void fetch_result(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3]) {
+  void fetch_result(const Phase& phase, int64_t panel, const Strip& strip) {
     const int64_t channels = std::min(plan_.panel, plan_.results - panel * plan_.panel);
     const int64_t channel_stride = run_.result.stride[axis_c], size = size_of(plan_.problem.out_dtype);
     const int64_t pixel_stride = phase.axis[2]->stride * run_.result.stride[axis_w];
-    each_row(phase, panel, strip, length, [&](int64_t, int64_t count, char* dst) {
+    each_row(panel, strip, [&](int64_t, int64_t count, char* dst) {
       if (channel_stride == size) {
         fetch_rows(dst, count, pixel_stride, channels * size);
       } else if (pixel_stride > 0 && pixel_stride <= 64) {
@@ -383,6 +407,7 @@ class TileTask {
   const Correlation& plan_;
   Packer<T> packer_;
   bool direct_ = false;  // the tensor itself is read
+  bool weight_far_;      // all panels of the task do not stay in L2
   int64_t step_[3], stride_[3];  // then: bytes from a pixel, or a coordinate of the source, to the next one
   int64_t origin_[3], block_, group_, image_, next_, box_pitch_ = 0, tile_sums_;
   T *own_box_, *own_weight_;
@@ -397,6 +422,11 @@ class TileTask {
   };
   std::vector<Offsets> offsets_;  // of the cutter's sets of taps
   StripCutter cutter_;
+  struct Row {
+    int64_t from, count, offset;  // pixels of the strip, bytes
+  };
+  std::vector<Row> rows_;  // of all strips
+  std::vector<size_t> first_row_;
   bool lands_[64];
 };
 

@@ -51,8 +51,6 @@ class PairedTask {
     if (ragged) std::memset(sums_, 0, size_t(plan_.sums_bytes));
     const int64_t first = plan_.chunks * slice_ / plan_.slices, last = plan_.chunks * (slice_ + 1) / plan_.slices;
     for (int64_t chunk = first; chunk < last; ++chunk) {
-      place_chunk(std::min(chunk + 1, last - 1));
-      plan_prefetch();
       place_chunk(chunk);
       pack_dy();
       pack_box_copies();
@@ -113,32 +111,6 @@ class PairedTask {
   const char* y_image(int64_t i) const {
     const Tensor& y = arguments_.y;
     return y.data + (first_image_ + i) * y.stride[axis_n] + (group_ * geo_.group_out() + out_first_) * y.stride[axis_c];
-  }
-
-  // What the chunk in place reads comes into the cache during the products before it.
-  void plan_prefetch() {
-    const Tensor &x = arguments_.x, &y = arguments_.y;
-    const int64_t element = size_of(plan_.problem.dtype);
-    prefetch_.clear();
-    for (int64_t i = 0; i < images_; ++i) {
-      Region in{x_image(i), x.stride[axis_c], {x.stride[axis_d], x.stride[axis_h], x.stride[axis_w]}, packed_in_, {},
-                {}, element};
-      Region out{y_image(i), y.stride[axis_c], {y.stride[axis_d], y.stride[axis_h], y.stride[axis_w]}, out_count_, {},
-                 {}, element};
-      for (int axis = 0; axis < 3; ++axis) {
-        const int64_t stride = geo_.stride[axis];
-        in.first[axis] = std::clamp(origin_[axis] * stride + plan_.offsets[axis].front(), int64_t(0), geo_.in[axis]);
-        in.last[axis] = std::clamp((origin_[axis] + length_[axis] - 1) * stride + plan_.offsets[axis].back() + 1,
-                                   in.first[axis], geo_.in[axis]);
-        out.first[axis] = origin_[axis];
-        out.last[axis] = origin_[axis] + length_[axis];
-      }
-      prefetch_.add(in);
-      prefetch_.add(out);
-    }
-    const int64_t k = plan_.entries(images_, length_[0], length_[1]) * plan_.entry;
-    prefetch_.spread(groups_ * ceil_div(in_count_, 32) * ceil_div(group_rows_, 32) * geo_.taps() *
-                     std::max<int64_t>(1, k / plan_.gemm->near_k));
   }
 
   // dy: [channel][entry][position], zeros behind every row and plane.
@@ -208,8 +180,6 @@ class PairedTask {
     call.b_plane = plan_.box_plane;
     const int64_t piece = plan_.piece(), joined = std::max<int64_t>(1, near / plan_.entry);
     const int64_t count = plan_.entries(images_, length_[0], length_[1]);
-    const char* lines[Prefetch::most_taken];
-    call.fetch = lines;
     for (int64_t first = 0; first < count; first += joined)
       for (int64_t from = 0; from < plan_.entry; from += piece) {
         call.k = std::min(piece, plan_.entry - from);
@@ -242,7 +212,6 @@ class PairedTask {
                 call.b_offset = entries.b_offset.data() + (begin - entries.index.begin());
                 call.b = b + taps_[i].in_box;
                 call.next_c = i + 1 < taps_.size() ? sums_of(taps_[i + 1]) : nullptr;
-                call.fetch_count = prefetch_.take(lines);
                 kernel(call);
               }
             }
@@ -327,7 +296,6 @@ class PairedTask {
   };
   std::vector<TapPlace> taps_;
   std::vector<Entries> entries_;
-  Prefetch prefetch_;
 };
 
 }  // namespace

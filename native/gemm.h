@@ -29,7 +29,7 @@ struct GemmCall {
   bool accumulate;
   int64_t a_plane = 0, b_plane = 0;  // bytes between the parts of an operand
   int64_t b_step = 0;  // bytes of B between one step of k_multiple and the next, for tiles (0: they follow each other)
-  // Hints for kernels that fetch from L2 to L1 themselves: whether B comes from L2, and the next call's B (if it is
+  // Hints for kernels that fetch to L1 themselves: whether B comes from beyond L2, and the next call's B (if it is
   // another) and C.
   bool far = true;
   const char *next_b = nullptr, *next_c = nullptr;
@@ -58,8 +58,10 @@ struct Gemm {
   void (*enter)();                    // called by a thread before its calls of a task (null: nothing to do), and after
   void (*leave)();
   int parts = 1;                      // bf16 values that an operand is the sum of
-  int near_k = 0;                     // with so many k the operands of a call fit in L1 (0: it does not matter)
+  int near_k = 0;                     // of kernels on tiles: k that a call of a weight gradient sums at most, from L2
   double latency_cycles = 0;          // of one k when its sums wait for those of the last one, for the cost model
+  // Whole rows of sums, `pitch` floats apart, rounded to bf16; whether one is a NaN. Null: as others store them.
+  bool (*store_bf16)(const float* sums, int64_t pitch, int64_t rows, char* dst, int64_t row_stride) = nullptr;
 };
 
 // For the length of a task the thread is ready to run the kernel (tile registers are configured, and given back).
