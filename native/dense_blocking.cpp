@@ -89,6 +89,20 @@ Correlation::Correlation(const Problem& asked, const Gemm* kernel) : problem(ask
         }
 }
 
+bool Correlation::taps_lie_apart() const {
+  for (const Phase& phase : phases)
+    for (int axis = 0; axis < 3; ++axis) {
+      const AxisPhase& all = *phase.axis[axis];
+      if (int64_t(all.taps.size()) > taps[axis].step) return false;
+      for (int tap : all.taps) {
+        const Range pixels =
+            landing(0, all.count, taps[axis].step, taps[axis].offset[size_t(tap)], source_size[axis]);
+        if (pixels.first > 0 || pixels.last < all.count) return false;
+      }
+    }
+  return true;
+}
+
 namespace {
 
 // One candidate: an orientation with a tile, and what follows from them.

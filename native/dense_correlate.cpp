@@ -107,7 +107,7 @@ class TileTask {
   bool reads_directly(const Source& view) const {
     const int64_t size = sizeof(T), pixel = view.stride[2] * plan_.taps[2].step;
     if (!plan_.pixels_are_rows || !run_.packer.stored_as_packed()) return false;
-    if (plan_.gemm->near_k > 0 && plan_.tap_total > 1) return false;  // taps of tiles share what is in L1
+    if (plan_.gemm->near_k > 0 && !plan_.taps_lie_apart()) return false;
     if (view.channel_stride != size || pixel <= 0 || pixel % size || pixel % 4096 == 0) return false;
     if (plan_.reduced != plan_.padded(plan_.reduced) || reinterpret_cast<uintptr_t>(view.data) % size) return false;
     return view.stride[0] % size == 0 && view.stride[1] % size == 0;

@@ -105,6 +105,8 @@ TILED = [
     "input_grad bf16 n1 c70 k40 i9x12 w3x3 s2x2 p1x1 NHWC OHWI",  # three panels, the last one narrow
     "weight_grad+bias_grad bf16 n2 c80 k160 i40 w5 s2 p2 g5 NLC OLI",  # groups side by side, the last ones fewer
     "weight_grad bf16 n2 c192 k66 i9x9 w3x3 p1x1 g6",
+    "conv bf16 n1 c64 k64 i14x14 w1x1 p1x1 NHWC OHWI",  # not read in place: taps beside the tensor
+    "conv bf16 n2 c64 k70 i9x11 w2x2 s2x2 NHWC OHWI",
 ]
 
 
