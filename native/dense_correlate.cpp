@@ -11,8 +11,6 @@
 namespace convgrad {
 namespace {
 
-constexpr int64_t near_weight = 1 << 20;  // bytes that stay in L2 of a processor with tiles
-
 // One task: a tile of pixels of one image, one group, one block of result channels.
 template <typename T>
 class TileTask {
@@ -69,6 +67,12 @@ class TileTask {
     for (int axis : {2, 1, 0}) {
       origin[axis] = task % plan_.tiles[axis] * plan_.tile[axis];
       task /= plan_.tiles[axis];
+    }
+    if (plan_.taps_inside()) {  // what tiles read of the weight stays in L2 for all images
+      image = task % plan_.problem.geo.N;
+      block = task / plan_.problem.geo.N % plan_.blocks;
+      group = task / plan_.problem.geo.N / plan_.blocks;
+      return;
     }
     block = task % plan_.blocks;
     group = task / plan_.blocks % plan_.problem.geo.G;
