@@ -128,9 +128,9 @@ class Search {
     from_last_ = std::abs(from[axis_c]) < std::abs(from[axis_w]);
     to_last_ = std::abs(to[axis_c]) < std::abs(to[axis_w]);
     // See TileTask::reads_directly.
-    lies_packed_ = from_last_ && (gemm_.near_k == 0 || c_.taps_lie_apart()) && gemm_.parts == 1 && bytes_ == size_of(c_.problem.dtype) &&
-                   (bytes_ != 4 || c_.problem.compute == Compute::f32) && c_.reduced == c_.padded(c_.reduced) &&
-                   from[axis_w] * c_.taps[2].step % 4096 != 0;
+    lies_packed_ = from_last_ && (gemm_.near_k == 0 || c_.taps_lie_apart()) && gemm_.parts == 1 &&
+                   bytes_ == size_of(c_.problem.dtype) && (bytes_ != 4 || c_.problem.compute == Compute::f32) &&
+                   c_.reduced == c_.padded(c_.reduced) && from[axis_w] * c_.taps[2].step % 4096 != 0;
     neighbours_ = forward || geo_.stride[2] == 1;  // pixels of one phase lie side by side
     for (const Phase& phase : c_.phases) most_taps_ = std::max(most_taps_, phase.tap_count);
   }

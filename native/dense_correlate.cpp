@@ -151,7 +151,7 @@ class TileTask {
     }
     cutter_.cut(plan_, phase, origin_, length, rows_touch(), direct_);
     collect_offsets(phase, run_.block_pad(block));
-    locate_rows(phase, length);
+    rows_.locate(plan_, phase, cutter_.strips(), run_.result, origin_, length);
     const bool last_block = block + 1 == plan_.channel_blocks;
     const int64_t first_panel = block_ * plan_.panels_block;
     const int64_t last_panel = std::min(plan_.panels, first_panel + plan_.panels_block);
@@ -337,37 +337,13 @@ class TileTask {
     }
   }
 
-  // Where the results of the strips lie, row by row, from the image's first result of a panel on.
-  void locate_rows(const Phase& phase, const int64_t (&length)[3]) {
-    const Tensor& result = run_.result;
-    const AxisPhase &pd = *phase.axis[0], &ph = *phase.axis[1], &pw = *phase.axis[2];
-    rows_.clear();
-    first_row_.assign(1, 0);
-    for (const Strip& strip : cutter_.strips()) {
-      const int64_t plane = (pd.first + (origin_[0] + strip.depth) * pd.stride) * result.stride[axis_d];
-      const int64_t start = strip.position - strip.depth * plan_.box.height * plan_.box.pitch;
-      const int64_t last = start + strip.count;
-      for (int64_t at = start; at < last;) {
-        const int64_t row = at / plan_.box.pitch, column = at % plan_.box.pitch;
-        const int64_t next = std::min(last, (row + 1) * plan_.box.pitch);
-        const int64_t count = std::min(next - at, length[2] - column), from = at - start;
-        at = next;
-        if (count > 0)
-          rows_.push_back({from, count, plane + (ph.first + (origin_[1] + row) * ph.stride) * result.stride[axis_h] +
-                                            (pw.first + (origin_[2] + column) * pw.stride) * result.stride[axis_w]});
-      }
-      first_row_.push_back(rows_.size());
-    }
-  }
-
   // Calls body(first pixel of the strip, pixels, where the first one's result lies) for every row that the strip meets.
   template <typename Body>
   void each_row(int64_t panel, const Strip& strip, Body&& body) const {
     const int64_t channel = group_ * plan_.results + panel * plan_.panel;
     char* first = run_.result.data + image_ * run_.result.stride[axis_n] + channel * run_.result.stride[axis_c];
-    const size_t number = size_t(&strip - cutter_.strips().data());
-    for (size_t i = first_row_[number]; i < first_row_[number + 1]; ++i)
-      body(rows_[i].from, rows_[i].count, first + rows_[i].offset);
+    rows_.each(size_t(&strip - cutter_.strips().data()),
+               [&](const ResultRow& row) { body(row.from, row.count, first + row.offset); });
   }
 
   // Writes the pixels of a strip; false if one of them is NaN.
@@ -380,7 +356,8 @@ class TileTask {
     bool clean = true;
     each_row(panel, strip, [&](int64_t from, int64_t count, char* dst) {
       if (whole) {
-        clean &= !plan_.gemm->store_bf16(reinterpret_cast<const float*>(sums) + from * ldc, ldc, count, dst, pixel_stride);
+        const float* first = reinterpret_cast<const float*>(sums + from * ldc);
+        clean &= !plan_.gemm->store_bf16(first, ldc, count, dst, pixel_stride);
       } else if (plan_.pixels_are_rows) {
         clean &= run_.store(sums + from * ldc, ldc, count, channels, dst, pixel_stride, channel_stride);
       } else {
@@ -426,11 +403,7 @@ class TileTask {
   };
   std::vector<Offsets> offsets_;  // of the cutter's sets of taps
   StripCutter cutter_;
-  struct Row {
-    int64_t from, count, offset;  // pixels of the strip, bytes
-  };
-  std::vector<Row> rows_;  // of all strips
-  std::vector<size_t> first_row_;
+  ResultRows rows_;
   bool lands_[64];
 };
 
