@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing.dummy
+import os
 import subprocess
 import sys
 import time
@@ -12,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from convgrad.benchmark import cuda
+from convgrad.benchmark import cuda, watched
 from convgrad.benchmark.ceilings import Ceilings
 from convgrad.benchmark.commands import main
 from convgrad.benchmark.layers import ALL_GRADIENTS, load_layers, select, spread
 from convgrad.benchmark.results import load
-from convgrad.benchmark.rows import PeerTimes
+from convgrad.benchmark.rows import Choice, PeerTimes, blank_row, measure
 
 LAYERS = """
 conv2d | dense | tiny | input_grad f32 n1 c16 k16 i5x4 w2x2 s2x1
@@ -107,10 +109,12 @@ def arena(monkeypatch: pytest.MonkeyPatch) -> None:
             pytest.skip("needs a GPU or TRITON_INTERPRET=1")
         return
 
-    def start(self: Any, with_peer: bool, backend: str | None = None, questions: Any = ()) -> None:
-        self.torch, self.with_peer, self.backend, self.compiling = Torch(torch), with_peer, backend, None
+    def start(self: Any, with_peer: bool, backend: str | None = None, ceilings: Any = None,
+              tell: Any = lambda step: None) -> None:
+        self.torch, self.with_peer, self.backend, self.tell = Torch(torch), with_peer, backend, tell
         self.flush, self.ceilings = torch.empty(1), Ceilings(1e12, 1e12, 1e12, "made up")
 
+    monkeypatch.setattr(watched, "CONTEXT", multiprocessing.dummy)  # a thread, which sees what is replaced here
     monkeypatch.setattr(cuda.CudaArena, "__init__", start)
     monkeypatch.setattr(cuda, "cuda_missing", lambda: None)
 
@@ -152,6 +156,64 @@ def test_overhead_of_first_and_later_calls(tmp_path: Path, monkeypatch: pytest.M
     assert [row["layer"] for row in rows] == ["conv2d", "transposed"]
     assert all(row["first_call_s"] > 0 and row["host_q1_s"] <= row["host_s"] for row in rows)
     assert "the first kernel of the process took" in capsys.readouterr().out
+
+
+def stumble(connection: Any, with_peer: bool, backend: str | None, ceilings: Ceilings | None) -> None:
+    """Serves rows as `watched.serve` does, but the peer never ends with channels last, and three layers go wrong."""
+    connection.send(("ready", (ceilings or Ceilings(1e12, 1e12, 1e12, "made up"), {"peer": "made up"})))
+    while (request := connection.recv()) is not None:
+        layer, gradient, dtype, _, left_out = request
+        if "channels_last" not in left_out:
+            connection.send(("at", "peer channels_last"))
+            time.sleep(3600)
+        connection.send(("at", "ours channels_last"))
+        if layer.name == "dies":
+            os._exit(3)
+        if layer.name == "hangs":
+            time.sleep(3600)
+        if layer.name == "raises":
+            connection.send(("lost", "RuntimeError: out of memory"))
+            return
+        row = blank_row(layer, gradient, layer.question(gradient, dtype, "channels_last", "cuda"), 1.0)
+        connection.send(("row", {**row, "peer": {"ways": {"channels_first": {"median_s": 1e-3}}},
+                                 "spent_s": {"peer": 0.1, "ours": 0.1, "timing": 0.1}}))
+
+
+def test_rows_that_hang_or_die_are_lost_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(watched, "SAY_SECONDS", 0.5)
+    names = ["a", "dies", "hangs", "raises", "b"]
+    (tmp_path / "layers.txt").write_text("".join(
+        f"{name} | dense | tiny | input_grad f32 n1 c16 k16 i5x4 w2x2\n" for name in names))
+    layers, choice = load_layers(f"{tmp_path}/layers.txt"), Choice(("bfloat16",), ("input_grad",), ("channels_last",))
+    said: list[str] = []
+    measurer = watched.Watched(True, "reference", layers, choice, stumble, said.append)
+    known = [{"layer": name, "gradient": "input_grad", "dtype": "f16",
+              "peer": {"ways": {"channels_first": {"median_s": 1e-3}}, "given_up": {"channels_last": 45.0}}}
+             for name in names[1:]]
+    rows, skipped = measure(layers, choice, measurer, known=known)
+    measurer.close()
+    assert skipped == 0 and [row["layer"] for row in rows] == names
+    assert rows[0]["peer"]["given_up"]["channels_last"] >= 1 and rows[0]["spent_s"]["peer"] > 1
+    errors = [row["ours"].get("channels_last") for row in rows]
+    assert errors[0] is None is errors[4]
+    assert errors[1] == {"error": "ours channels_last: the process ended with status 3", "wrong": True}
+    assert errors[2] is not None and "ours channels_last: not done within" in errors[2]["error"]
+    assert errors[3] == {"error": "ours channels_last: RuntimeError: out of memory", "wrong": True}
+    assert any("a bfloat16 input_grad: peer channels_last takes more than 0.5 s" in text for text in said)
+    assert not any(text.startswith("b ") for text in said), "its slow layout was known"
+
+
+def test_the_time_limit_holds_for_a_row_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched, "GRACE_SECONDS", 0.1)
+    (tmp_path / "layers.txt").write_text("hangs | dense | tiny | input_grad f32 n1 c16 k16 i5x4 w2x2\n")
+    layers = load_layers(f"{tmp_path}/layers.txt")
+    choice = Choice(("bfloat16",), ("input_grad",), ("channels_last",), limit_seconds=10.0)
+    measurer = watched.Watched(True, "reference", layers, choice, stumble)
+    measurer.end = time.monotonic() + 1
+    start = time.monotonic()
+    assert measure(layers, choice, measurer) == ([], 1)
+    assert time.monotonic() - start < 5
 
 
 COMPILE = """

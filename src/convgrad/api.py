@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .call import (
+    ALL_THREE,
     OUT_LABELS,
     Ints,
     Options,
@@ -176,7 +177,7 @@ def bias_grad(grad_output: Any, *, layout: str | None = None, dtype: str | None 
 def conv_backward(grad_output: Any, input: Any, weight: Any, *, stride: Ints = 1, padding: Padding = 0,
                   dilation: Ints = 1, groups: int = 1, layout: str | None = None, weight_layout: str | None = None,
                   compute: str | None = None, dtype: str | None = None,
-                  output_mask: Sequence[bool] = (True, True, True), out: Sequence[Any] | None = None,
+                  output_mask: Sequence[bool] = ALL_THREE, out: Sequence[Any] | None = None,
                   out_dtype: str | None = None, workspace: Any = None, max_workspace_bytes: int | None = None,
                   backend: str | None = None, num_threads: int | None = None) -> tuple[Any, Any, Any]:
     """All gradients of a convolution in one call.
@@ -206,15 +207,19 @@ def conv_backward(grad_output: Any, input: Any, weight: Any, *, stride: Ints = 1
     """
     options = Options(layout, weight_layout, compute, dtype, out_dtype, backend, num_threads, max_workspace_bytes)
     mask, outs = checked_mask(output_mask, out)
-    wrt = "+".join(name for name, wanted in zip(("input", "weight", "bias"), mask) if wanted)
+    wrt = "input+weight+bias" if mask is ALL_THREE else \
+        "+".join(name for name, wanted in zip(("input", "weight", "bias"), mask) if wanted)
     arrays = {"grad_output": grad_output, "input": input, "weight": weight}
-    kind, key = call_key("backward", arrays, (stride, padding, dilation, groups, mask), options)
+    kind, key = call_key("backward", arrays, (stride, padding, dilation, groups, wrt), options)
     call = prepared_calls.get(key)
     if call is None:
         geometry = geometry_of(arrays, options, stride, padding, dilation, groups)
         if not wrt:
             return (None, None, None)
         call = prepare(key, kind, wrt, geometry, arrays, options)
+    if mask is ALL_THREE:
+        dx, dw, db = ready(call, arrays, outs, workspace)()
+        return dx, dw, db
     needed = {name: arrays[name] for name in call.plan.problem.operands}
     results = iter(ready(call, needed, outs, workspace)())
     dx, dw, db = (next(results) if wanted else None for wanted in mask)
@@ -264,7 +269,7 @@ def conv_transpose(input: Any, weight: Any, *, stride: Ints = 1, padding: Paddin
 def conv_transpose_backward(grad_output: Any, input: Any, weight: Any, *, stride: Ints = 1, padding: Padding = 0,
                             output_padding: Ints = 0, dilation: Ints = 1, groups: int = 1, layout: str | None = None,
                             weight_layout: str | None = None, compute: str | None = None, dtype: str | None = None,
-                            output_mask: Sequence[bool] = (True, True, True), out: Sequence[Any] | None = None,
+                            output_mask: Sequence[bool] = ALL_THREE, out: Sequence[Any] | None = None,
                             out_dtype: str | None = None, workspace: Any = None,
                             max_workspace_bytes: int | None = None, backend: str | None = None,
                             num_threads: int | None = None) -> tuple[Any, Any, Any]:

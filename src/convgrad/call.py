@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
-from .frontends import Kind, kind_of
+from .frontends import Again, Kind, kind_of
 from .plan import plan
 from .problem import SPATIAL_LETTERS, Conv, Plan, Problem, axis_order, checked_int, checked_ints, checked_padding
 
@@ -27,7 +28,8 @@ class Options(NamedTuple):
     max_workspace_bytes: int | None = None
 
 
-class Call(NamedTuple):
+@dataclass(slots=True)
+class Call:
     """A prepared call: the plan, and how operands and results of the caller map to canonical axis order."""
 
     kind: Kind
@@ -36,11 +38,14 @@ class Call(NamedTuple):
     operand_orders: tuple[tuple[int, ...] | None, ...]
     result_shapes: tuple[tuple[int, ...], ...]  # in the caller's layout
     result_orders: tuple[tuple[int, ...] | None, ...]
+    again: Again | Literal[False] | None = False  # what `Kind.again` said of it when it had run
 
 
 CACHE_LIMIT = 4096
 DEFAULTS = Options()
 OUT_LABELS = ("out (gradient of input)", "out (gradient of weight)", "out (gradient of bias)")
+ALL_THREE = (True, True, True)
+NO_OUTS: dict[str, Any] = dict.fromkeys(OUT_LABELS)
 SAME_NAMES: dict[str, str] = {}  # operands whose public name is not their own; transposed calls exchange two
 NOTHING: dict[str, Any] = {}
 prepared_calls: dict[Any, Call] = {}
@@ -55,13 +60,18 @@ def call_key(function: str, arrays: dict[str, Any], parameters: tuple[Any, ...],
                   None if options == DEFAULTS else _exact(options))
 
 
+PLAIN = frozenset({int, str, type(None)})
+SEQUENCES = frozenset({tuple, list, Options})
+
+
 def _exact(value: Any) -> Any:
     """A hashable stand-in, equal only for values that mean the same: True == 1.0 == 1, but only 1 is a stride."""
     kind = type(value)
-    if kind is tuple or kind is list or kind is Options:
-        return tuple([item if item is None or type(item) is int or type(item) is str else _exact(item)
-                      for item in value])
-    if kind is int or kind is str or value is None:
+    if kind in SEQUENCES:
+        if PLAIN.issuperset(map(type, value)):
+            return value if kind is tuple else tuple(value)
+        return tuple([item if type(item) in PLAIN else _exact(item) for item in value])
+    if kind in PLAIN:
         return value
     if hasattr(value, "tolist"):
         return _exact(value.tolist())
@@ -209,6 +219,8 @@ def bias_call(grad_output: Any, options: Options) -> tuple[Call, dict[str, Any]]
 
 def checked_mask(output_mask: Sequence[bool], out: Sequence[Any] | None) -> tuple[tuple[bool, ...], dict[str, Any]]:
     """The mask as three bools, and the outputs that it asks for by their name in messages."""
+    if output_mask is ALL_THREE and out is None:
+        return ALL_THREE, NO_OUTS
     if not isinstance(output_mask, Sequence):
         raise TypeError(f"output_mask must have three values (input, weight, bias), got {output_mask!r}")
     mask = tuple(bool(wanted) for wanted in output_mask)
@@ -252,12 +264,21 @@ def prepare(key: Any, kind: Kind, wrt: str, geometry: Conv, arrays: dict[str, An
 
 
 def ready(call: Call, arrays: dict[str, Any], outs: dict[str, Any], workspace: Any,
-          names: dict[str, str] = SAME_NAMES, taken: dict[str, Any] = NOTHING) -> Callable[[], tuple[Any, ...]]:
+          names: dict[str, str] = SAME_NAMES, taken: dict[str, Any] = NOTHING) -> Callable[[], Sequence[Any]]:
     """Check everything about the arrays of a prepared call and return the function that runs it.
 
     `outs` are the caller's output arrays (or None) by the name for messages, one per result; `taken` are other arrays
     that they must not overlap.
     """
+    again = call.again
+    if again and workspace is None and all([out is None for out in outs.values()]):
+        return lambda: again(arrays.values()) or checked(call, arrays, outs, workspace, names, taken)()
+    return checked(call, arrays, outs, workspace, names, taken)
+
+
+def checked(call: Call, arrays: dict[str, Any], outs: dict[str, Any], workspace: Any, names: dict[str, str],
+            taken: dict[str, Any]) -> Callable[[], Sequence[Any]]:
+    """What `ready` does for a call that does not only repeat an earlier one with new results."""
     kind, chosen = call.kind, call.plan
     out_format = chosen.problem.out_dtype
     operands = tuple([
@@ -279,8 +300,10 @@ def ready(call: Call, arrays: dict[str, Any], outs: dict[str, Any], workspace: A
         kind.check_workspace(workspace, chosen.workspace_bytes, {**others, **taken, **results})
         workspace = kind.workspace_view(workspace)
 
-    def run() -> tuple[Any, ...]:
+    def run() -> Sequence[Any]:
         chosen.run(operands, targets, workspace)
+        if call.again is False and workspace is None and all([out is None for out in outs.values()]):
+            call.again = kind.again(chosen.run, operands, targets, tuple(results.values()))
         return tuple([kind.returned(result, like) for result in results.values()])
 
     return run

@@ -121,6 +121,8 @@ def _compose(problem: Problem, backend: str | None, max_workspace_bytes: int | N
             part.run(tuple(operands[place] for place in pick), results[first:last], workspace)
             first = last
 
-    return Plan(problem, "+".join(dict.fromkeys(part.backend for part in parts)),
-                " + ".join(part.kernel for part in parts), run, max(part.workspace_bytes for part in parts),
+    backends = list(dict.fromkeys(part.backend for part in parts))
+    as_one = getattr(load(backends[0]), "as_one", None) if len(backends) == 1 else None
+    return Plan(problem, "+".join(backends), " + ".join(part.kernel for part in parts), as_one(run) if as_one else run,
+                max(part.workspace_bytes for part in parts),
                 tuple(note for part in parts for note in (f"{part.problem.wrt}: {part.kernel}", *part.notes)))

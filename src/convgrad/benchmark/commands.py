@@ -16,12 +16,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..machine import cores
 from ..plan import BACKENDS
 from ..problem import LONG_DTYPE
-from .arena import Arena, CpuArena
+from .arena import CpuArena
 from .layers import ALL_GRADIENTS, CLASSES, GRADIENTS, LAYOUTS, Layer, known_sets, load_layers, select, spread
 from .peers import Peer
 from .report import markdown, print_tables, ratio_text
 from .results import document, load, save
-from .rows import Choice, Row, asked, failed, layouts_of, measure
+from .rows import Choice, Here, Measurer, Row, failed, measure
 from .timing import CLOCKS
 
 CLASS_WORDS = {name.replace(" ", "_"): name for name in CLASSES}
@@ -113,7 +113,7 @@ def run_bench(args: argparse.Namespace) -> int:
         console.print(f"{args.peer} is not installed: no comparison (pip install {args.peer})", style="yellow")
         wanted = False
     if on_gpu:
-        from .cuda import CudaArena, cuda_missing, questions_of
+        from .cuda import cuda_missing
 
         missing = cuda_missing()
         if missing:
@@ -122,16 +122,19 @@ def run_bench(args: argparse.Namespace) -> int:
         start = time.monotonic()
         if args.overhead:
             return run_overhead(layers, choice, args, console)
-        cuda = CudaArena(wanted, args.backend, list(dict.fromkeys(
-            question for dtype, layer, gradient in asked(layers, choice) for layout in layouts_of(layer, choice)
-            for question in questions_of(layer, gradient, dtype, layout))))
+        from .watched import Watched, to_stderr
+
+        watched = Watched(wanted, args.backend, layers, choice, say=to_stderr)
         if choice.limit_seconds is not None:
             choice = replace(choice, limit_seconds=choice.limit_seconds - (time.monotonic() - start))
-        results = measured(args.set, layers, choice, cuda, console, args.json, earlier)
+        try:
+            results = measured(args.set, layers, choice, watched, console, args.json, earlier)
+        finally:
+            watched.close()
     else:
         with Peer(args.peer, args.threads, args.clock, args.fresh_memory) as peer:
             arena = CpuArena(args.threads, peer if wanted else None, args.backend, args.clock, args.fresh_memory)
-            results = measured(args.set, layers, choice, arena, console, args.json, earlier)
+            results = measured(args.set, layers, choice, Here(arena), console, args.json, earlier)
     print_tables(results, Console(width=None if sys.stdout.isatty() else 220))
     spent = {name: sum(row["spent_s"][name] for row in results["rows"]) for name in ("ours", "peer", "timing")}
     console.print("seconds spent: {ours:.0f} on our results and their proof, {peer:.0f} on preparing the peer, "
@@ -164,12 +167,12 @@ def progress_bar(console: Console) -> Progress:
     return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
-def measured(name: str, layers: list[Layer], choice: Choice, arena: Arena, console: Console, path: str | None = None,
-             known: Sequence[Row] = ()) -> dict[str, Any]:
+def measured(name: str, layers: list[Layer], choice: Choice, measurer: Measurer, console: Console,
+             path: str | None = None, known: Sequence[Row] = ()) -> dict[str, Any]:
     """Measure with a progress bar; return the results. They are written to `path` as they come."""
     total = len(layers) * len(choice.dtypes) * len(choice.gradients)
     so_far: list[Row] = []
-    results = document(name, arena.describe(), so_far, total)
+    results = document(name, measurer.describe(), so_far, total)
     saved = time.monotonic()
     with progress_bar(console) as progress:
         task = progress.add_task("bench", total=total)
@@ -185,7 +188,7 @@ def measured(name: str, layers: list[Layer], choice: Choice, arena: Arena, conso
             text = f"{row['layer']} {row['dtype']} {row['gradient']} x{ratio_text(row)}" if row else "out of time"
             progress.update(task, advance=1, description=f"{text:<60.60}")
 
-        measure(layers, choice, arena, done, known)
+        measure(layers, choice, measurer, done, known)
     return results
 
 

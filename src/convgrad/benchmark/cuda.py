@@ -5,13 +5,11 @@ This is the one place of the benchmark that imports torch into its own process, 
 
 from __future__ import annotations
 
-import importlib
 import statistics
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
-from ..machine import cores
-from ..plan import BACKENDS, plan
+from ..plan import plan
 from ..problem import Conv, Plan, Problem
 from .arena import OURS, Entry, public_call, transposed_backward
 from .ceilings import Ceilings
@@ -27,8 +25,6 @@ FLUSH_BYTES = 256 << 20  # written before every timed run: larger than the L2 ca
 MATRIX = 8192
 TOGETHER = 8             # runs that are queued while the GPU waits, so that no time of the host is measured
 WAIT_CYCLES = 300_000    # of the GPU for each of them, in which the host queues it: about 0.15 milliseconds
-COMPILE_SECONDS = 3600.0  # for all problems
-PATIENCE_SECONDS = 60.0  # for one problem
 
 
 def cuda_missing() -> str | None:
@@ -46,6 +42,13 @@ def questions_of(layer: Layer, gradient: str, dtype: str, layout: str) -> list[P
     return [layer.question(name, dtype, layout, "cuda") for name in names]
 
 
+def seconds_at_ceiling(ceilings: Ceilings, problem: Problem) -> float:
+    """Least time a GPU with these ceilings needs."""
+    half = problem.dtype != "float32"  # tensor cores take f16 and bf16 alike
+    return max(problem.flops / (ceilings.bf16_flops if half else ceilings.f32_flops),
+               problem.min_bytes / ceilings.copy_bytes)
+
+
 class CudaArena:
     """One NVIDIA GPU."""
 
@@ -54,22 +57,18 @@ class CudaArena:
     rounds = 3  # the GPU's clock is steady, and between two runs the cache is written over, which takes time
     repeats = 16
 
-    def __init__(self, with_peer: bool, backend: str | None = None, questions: Sequence[Problem] = ()) -> None:
-        """Begin to compile what the questions need, in their order, on the cores that the measurements leave idle."""
+    def __init__(self, with_peer: bool, backend: str | None = None, ceilings: Ceilings | None = None,
+                 tell: Callable[[str], None] = lambda step: None) -> None:
+        """`ceilings`: where they are known; `tell` hears of every step of a row before it begins."""
         import torch
 
-        self.torch, self.with_peer, self.backend = torch, with_peer, backend
-        self.compiling: Any = None
-        if questions and backend in (None, "triton"):
-            ahead = importlib.import_module(f"{BACKENDS['triton']}.ahead")
-            jobs = [(str(question), None) for question in questions]
-            self.compiling = ahead.Background(jobs, max(1, cores() - 2), COMPILE_SECONDS)
+        self.torch, self.with_peer, self.backend, self.tell = torch, with_peer, backend, tell
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
         self.operands: dict[str, Any] = {}
         self.gradient = ""
-        self.ceilings = self.measure_ceilings()
+        self.ceilings = ceilings or self.measure_ceilings()
 
     def describe(self) -> dict[str, Any]:
         torch = self.torch
@@ -79,9 +78,7 @@ class CudaArena:
                 "peer": {"name": "torch", "version": cudnn, "note": "cudnn.benchmark"} if self.with_peer else None}
 
     def seconds_at_ceiling(self, problem: Problem) -> float:
-        half = problem.dtype != "float32"  # tensor cores take f16 and bf16 alike
-        flops = self.ceilings.bf16_flops if half else self.ceilings.f32_flops
-        return max(problem.flops / flops, problem.min_bytes / self.ceilings.copy_bytes)
+        return seconds_at_ceiling(self.ceilings, problem)
 
     def prepare(self, problem: Problem, layer: Layer, gradient: str) -> None:
         self.problem, self.layer, self.gradient, self.operands = problem, layer, gradient, {}
@@ -89,15 +86,13 @@ class CudaArena:
             self.torch.cuda.empty_cache()
 
     def ours(self, problem: Problem, layout: str) -> Entry:
+        self.tell(f"ours {layout}")
         chosen = self.plan_of(problem)
-        if self.compiling is not None:
-            for question in questions_of(self.layer, self.gradient, problem.dtype, layout):
-                self.compiling.wait((str(question), None), PATIENCE_SECONDS)
         call = self.call_of(problem)
         results = call() if self.gradient == ALL_GRADIENTS else (call(),)
         verified = self.verified(problem, results, chosen.kernel)
         del results
-        return Entry(Contestant(OURS, layout, self.turn_of(call)), chosen, verified)
+        return Entry(Contestant(OURS, layout, self.turn_of(call, f"ours {layout}, timed")), chosen, verified)
 
     def call_of(self, problem: Problem) -> Callable[[], Any]:
         """Return our call for the prepared problem on random operands."""
@@ -148,23 +143,26 @@ class CudaArena:
             return [], []
         found, notes = [], []
         for way in (way for way in ways(problem) if way not in left_out):
+            self.tell(f"peer {way}")
             try:
                 with self.torch.device("cuda"):
                     call = prepare(problem, layer.transposed, way, together=self.gradient == ALL_GRADIENTS)
                     call.run()  # cuDNN searches its algorithms here
-                found.append(Contestant("torch", way, self.turn_of(call.run), call.scale))
+                found.append(Contestant("torch", way, self.turn_of(call.run, f"peer {way}"), call.scale))
                 notes += [call.note] if call.note and call.note not in notes else []
             except (RuntimeError, ValueError) as error:
                 notes.append(f"{way}: {str(error).splitlines()[0]}")
+                self.torch.cuda.synchronize()  # an error that the GPU does not recover from is raised again
         if not found:
             raise PeerFailed("; ".join(notes))
         return found, notes
 
-    def turn_of(self, call: Callable[[], Any]) -> Callable[[int], list[float]]:
+    def turn_of(self, call: Callable[[], Any], who: str) -> Callable[[int], list[float]]:
         """Time each run by events on the stream, after a write that pushes everything out of the L2 cache."""
         torch = self.torch
 
         def turn(repeats: int) -> list[float]:
+            self.tell(who)
             events = []
             for number in range(repeats):
                 if number % TOGETHER == 0:
@@ -186,13 +184,13 @@ class CudaArena:
 
         def product(dtype: Any) -> float:
             a, b = (torch.randn(MATRIX, MATRIX, device="cuda").to(dtype) for _ in range(2))
-            turn = self.turn_of(lambda: a @ b)
+            turn = self.turn_of(lambda: a @ b, "start")
             turn(3)
             return 2 * MATRIX**3 / statistics.median(turn(10))
 
         source = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
         target = torch.empty_like(source)
-        turn = self.turn_of(lambda: target.copy_(source))
+        turn = self.turn_of(lambda: target.copy_(source), "start")
         turn(3)
         copied = 2 * source.numel() / statistics.median(turn(10))
         return Ceilings(product(torch.float32), product(torch.bfloat16), copied, "torch matrix products and copies")

@@ -18,7 +18,7 @@ from .peers import Peer
 from .provenance import describe_machine, versions
 from .report import SHORT, ms, ratio_text
 from .results import geometric_mean, our_time
-from .rows import Choice, Row, failed, measure
+from .rows import Choice, Here, Row, failed, measure
 
 SECONDS = 0.1             # of running time per contestant
 LIMIT_SECONDS = 95.0      # for all rows of one device
@@ -118,7 +118,7 @@ def measure_and_print(stage: Stage, arena: Arena, console: Console) -> int:
         def done(row: Row | None) -> None:
             progress.update(task, advance=1, description=f"{row['layer'] if row else '':<28.28}")
 
-        rows, skipped = measure(stage.layers, choice, arena, done)
+        rows, skipped = measure(stage.layers, choice, Here(arena), done)
     console.print(table_of(stage, rows))
     conclude(stage, rows, skipped, console)
     return sum(map(failed, rows))

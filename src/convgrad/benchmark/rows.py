@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ..problem import DTYPES, Problem, Unsupported
 from .arena import Arena
@@ -30,6 +30,28 @@ class Choice:
     limit_seconds: float | None = None      # for all rows together
 
 
+class Measurer(Protocol):
+    """Who measures rows: this process in an arena, or another one (see watched.py)."""
+
+    device: str
+
+    def describe(self) -> dict[str, Any]:
+        """Machine, peer and ceilings, for the results."""
+
+    def row(self, layer: Layer, gradient: str, dtype: str, choice: Choice, left_out: dict[str, float]) -> Row | None:
+        """One row, without some ways of the peer; None where the time for all rows ended before it."""
+
+
+class Here:
+    """Rows of an arena, measured by this process."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena, self.device, self.describe = arena, arena.device, arena.describe
+
+    def row(self, layer: Layer, gradient: str, dtype: str, choice: Choice, left_out: dict[str, float]) -> Row | None:
+        return measure_row(layer, gradient, dtype, choice, self.arena, left_out)
+
+
 class PeerTimes:
     """What is known of the peer's layouts from other rows: of two, one that was far slower need not be searched again.
 
@@ -49,8 +71,10 @@ class PeerTimes:
             (layer, gradient, "16 bits" if self.device == "cuda" and dtype in ("bf16", "f16") else dtype), {})
 
     def add(self, row: Row) -> None:
-        ways = (row["peer"] or {}).get("ways", {})
-        self.of(row["layer"], row["gradient"], row["dtype"]).update({way: e["median_s"] for way, e in ways.items()})
+        """Take a row's times, and the seconds after which a way of the peer's was given up."""
+        peer = row["peer"] or {}
+        known = {way: entry["median_s"] for way, entry in peer.get("ways", {}).items()}
+        self.of(row["layer"], row["gradient"], row["dtype"]).update({**peer.get("given_up", {}), **known})
 
     def far_slower(self, layer: str, gradient: str, dtype: str) -> dict[str, float]:
         """The ways that are not worth a search, with how many times slower than the best they were."""
@@ -62,7 +86,7 @@ class PeerTimes:
         return {way: seconds / best for way, seconds in known.items() if seconds > FAR_SLOWER * best}
 
 
-def measure(layers: Sequence[Layer], choice: Choice, arena: Arena,
+def measure(layers: Sequence[Layer], choice: Choice, measurer: Measurer,
             done: Callable[[Row | None], None] = lambda row: None, known: Iterable[Row] = ()) -> tuple[list[Row], int]:
     """Measure all rows; `done` hears of each. Return the rows and how many the time limit left out.
 
@@ -71,15 +95,18 @@ def measure(layers: Sequence[Layer], choice: Choice, arena: Arena,
     end = time.monotonic() + choice.limit_seconds if choice.limit_seconds else float("inf")
     rows: list[Row] = []
     skipped = 0
-    times = PeerTimes(arena.device, known)
+    times = PeerTimes(measurer.device, known)
     for dtype, layer, gradient in asked(layers, choice):
-        if time.monotonic() >= end:
+        row = None
+        if time.monotonic() < end:
+            left_out = times.far_slower(layer.name, gradient, DTYPES[dtype][0])
+            row = measurer.row(layer, gradient, dtype, choice, left_out)
+        if row is None:
             skipped += 1
-            done(None)
-            continue
-        rows.append(measure_row(layer, gradient, dtype, choice, arena, times))
-        times.add(rows[-1])
-        done(rows[-1])
+        else:
+            rows.append(row)
+            times.add(row)
+        done(row)
     return rows, skipped
 
 
@@ -98,19 +125,18 @@ def layouts_of(layer: Layer, choice: Choice) -> list[str]:
 
 
 def measure_row(layer: Layer, gradient: str, dtype: str, choice: Choice, arena: Arena,
-                times: PeerTimes | None = None) -> Row:
-    """Verify and time one gradient of one layer in one number format."""
+                left_out: dict[str, float] | None = None) -> Row:
+    """Verify and time one gradient of one layer in one number format.
+
+    `left_out` are the peer's ways that are not tried, with how many times slower they were.
+    """
     started = time.perf_counter()
     layouts = layouts_of(layer, choice)
     questions = {name: layer.question(gradient, dtype, name, arena.device) for name in layouts}
     first = questions[layouts[0]]
-    row: Row = {"layer": layer.name, "class": layer.kind, "model": layer.model, "gradient": gradient,
-                "dtype": DTYPES[first.dtype][0], "problem": str(first), "transposed": layer.transposed,
-                "flops": layer.flops(gradient), "min_bytes": first.min_bytes,
-                "ceiling_s": arena.seconds_at_ceiling(first), "ours": {}, "peer": None, "ratio": None}
+    row = blank_row(layer, gradient, first, arena.seconds_at_ceiling(first))
     arena.prepare(first.with_(layout="", weight_layout=""), layer, gradient)
-    left_out = times.far_slower(layer.name, gradient, row["dtype"]) if times else {}
-    rivals, row["peer"] = meet_peers(layer, first, arena, left_out)
+    rivals, row["peer"] = meet_peers(layer, first, arena, left_out or {})
     prepared = time.perf_counter()
     contestants: list[Contestant] = []
     for name, problem in questions.items():
@@ -131,6 +157,14 @@ def measure_row(layer: Layer, gradient: str, dtype: str, choice: Choice, arena: 
         row["ours"][contestant.layout].update(contestant.summary())
     compare(row)
     return row
+
+
+def blank_row(layer: Layer, gradient: str, problem: Problem, ceiling_s: float) -> Row:
+    """A row before anything was measured."""
+    return {"layer": layer.name, "class": layer.kind, "model": layer.model, "gradient": gradient,
+            "dtype": DTYPES[problem.dtype][0], "problem": str(problem), "transposed": layer.transposed,
+            "flops": layer.flops(gradient), "min_bytes": problem.min_bytes, "ceiling_s": ceiling_s, "ours": {},
+            "peer": None, "ratio": None}
 
 
 def reason_of(error: Exception) -> str:

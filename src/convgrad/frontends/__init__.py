@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, Protocol, cast
 
 from numpy import ndarray
 
 from . import numpy as _numpy
+
+Again = Callable[[Iterable[Any]], Sequence[Any] | None]
 
 
 class Kind(Protocol):
@@ -41,6 +44,14 @@ class Kind(Protocol):
 
     def workspace_view(self, workspace: Any) -> Any:
         """The workspace as a backend takes it."""
+
+    def again(self, run: Any, operands: tuple[Any, ...], targets: tuple[Any, ...],
+              results: tuple[Any, ...]) -> Again | Literal[False] | None:
+        """A shorter way for calls of the same signature: from the operands, as they are given, to new results.
+
+        Asked when a plan's `run` has filled `targets`, the views of `results`. None: there is none; False: ask again
+        after the next call. The way itself answers None where the operands need the long one.
+        """
 
 
 # Top-level package of an array's type -> front end module. Imported when such an array appears, never before.

@@ -130,3 +130,7 @@ def check_workspace(workspace: object, needed: int, operands: dict[str, Array]) 
 
 def workspace_view(workspace: Array) -> Array:
     return workspace
+
+
+def again(run: Any, operands: tuple[Any, ...], targets: tuple[Any, ...], results: tuple[Any, ...]) -> None:
+    """No shorter way."""

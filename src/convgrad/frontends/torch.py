@@ -5,13 +5,15 @@ The differentiable functions and `patch` are in `torch_autograd.py` and re-expor
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 
 from ..numbers import storage_dtype
 from ..problem import DTYPES
+from . import Again
 from .numpy import checked_format, overlaps_itself
 
 FORMATS = {torch.float64: "float64", torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16",
@@ -19,6 +21,9 @@ FORMATS = {torch.float64: "float64", torch.float32: "float32", torch.bfloat16: "
 TORCH_DTYPES = {name: dtype for dtype, name in FORMATS.items()} | {"hifloat8": torch.uint8}
 # NumPy cannot take these through .numpy(): they cross as integers of the same size.
 AS_INTEGERS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
+# A new tensor of a size, strides and a dtype on the current GPU: what torch's own compiler calls, in half the time.
+empty_cuda: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None) or (
+    lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device="cuda"))
 CHANNELS_LAST = {4: (torch.channels_last, "NHWC"), 5: (torch.channels_last_3d, "NDHWC")}
 
 
@@ -115,6 +120,36 @@ def check_workspace(workspace: Any, needed: int, operands: dict[str, Any]) -> No
 
 def workspace_view(workspace: torch.Tensor) -> Any:
     return workspace if workspace.is_cuda else workspace.numpy()
+
+
+def again(run: Any, operands: tuple[Any, ...], targets: tuple[Any, ...],
+          results: tuple[Any, ...]) -> Again | Literal[False] | None:
+    """The launches of a recorded call on CUDA for other tensors that lie alike; views are not made again."""
+    if not results[0].is_cuda or not hasattr(run, "recording_of"):
+        return None
+    recording = run.recording_of(operands, targets)
+    if not recording:
+        return cast(Literal[False] | None, recording)
+    device = results[0].get_device()
+    made = [(tuple(result.shape), result.stride(), result.dtype) for result in results]
+
+    def launch(arrays: Iterable[Any]) -> Sequence[Any] | None:
+        pointers = []
+        together = 0
+        for array in arrays:
+            if array.is_neg():
+                return None
+            pointer = array.data_ptr()
+            together |= pointer
+            pointers.append(pointer)
+        if together & 15 or torch._C._cuda_getDevice() != device:
+            return None
+        new = [empty_cuda(*one) for one in made]
+        pointers += [result.data_ptr() for result in new]
+        recording.replay(pointers, device)
+        return new
+
+    return launch
 
 
 def from_numpy(array: np.ndarray[Any, Any], format_name: str) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from ...problem import Plan, Problem, Unsupported
 
@@ -15,3 +16,11 @@ def plan(problem: Problem, *, max_workspace_bytes: int | None = None, num_thread
     from .plans import make_plan
 
     return make_plan(problem, max_workspace_bytes)
+
+
+def as_one(run: Any) -> Any:
+    """The runner of several plans as one, which records and repeats their launches together."""
+    from .launch import INTERPRETED
+    from .replay import Recorded
+
+    return run if INTERPRETED else Recorded(run)

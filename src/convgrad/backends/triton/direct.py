@@ -124,13 +124,14 @@ class Prepared:
         self.arguments = (ctypes.c_void_p(ctypes.addressof(self.config)), self.function,
                           ctypes.c_void_p(ctypes.addressof(self.table)), None)
         self.start = cuda().cuLaunchKernelEx
-        self.stream = 0
 
     def launch(self, stream: int) -> None:
         """Start the kernel on a stream."""
-        if stream != self.stream:
-            self.config.stream = self.stream = stream
-        status = self.start(*self.arguments)
+        self.config.stream = stream
+        self.after(self.start(*self.arguments))
+
+    def after(self, status: int) -> None:
+        """Look at what the driver said of a start, and start again where only a context was missing."""
         if status == INVALID_CONTEXT:
             bind_context(self.device)
             status = self.start(*self.arguments)

@@ -12,7 +12,7 @@ import triton.language as tl
 from ...numbers import hifloat8_tables
 from ...problem import DTYPES, Problem
 from .launch import INTERPRETED
-from .replay import Run, constant_tensor, new_scratch, recorded
+from .replay import Run, constant_tensor, new_scratch
 
 # Rounding of operands by (number format, compute mode): see elements.as_operand. Formats that a mode does not change
 # are not listed.
@@ -59,7 +59,7 @@ def table_for(problem: Problem, like: Any) -> Any:
 def on_tensors(problem: Problem, run: Run) -> Run:
     """Wrap a runner so that it takes CUDA tensors as they are and, when interpreted, NumPy arrays as tensors."""
     if not INTERPRETED:
-        return recorded(run)
+        return run
 
     def run_on_arrays(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any = None) -> None:
         taken = tuple(as_tensor(operand, problem.dtype) for operand in operands)

@@ -17,6 +17,7 @@ from .geometry import Geometry, geometry, needs_wide, strides_of
 from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import STORED_8BIT, arithmetic, on_tensors, operand_bytes, scratch, table_for
 from .part_sums import reduce_kernel
+from .replay import Recorded
 from .tiles import (
     MULTIPROCESSORS,
     WORKSPACE_FLOOR,
@@ -36,8 +37,10 @@ def make_plan(problem: Problem, max_workspace: int | None, choice: Choice | None
     """Return the plan for a problem that this backend can run; `choice` overrules the tuning cache and the model."""
     flat = flattened(problem)
     if flat is None or 0 in problem.conv.output_shape:
-        return plan_as_given(problem, max_workspace, choice)
-    return with_flat(plan_as_given(problem, max_workspace, None), plan_as_given(flat, max_workspace, choice))
+        plan = plan_as_given(problem, max_workspace, choice)
+    else:
+        plan = with_flat(plan_as_given(problem, max_workspace, None), plan_as_given(flat, max_workspace, choice))
+    return plan if INTERPRETED else plan._replace(run=Recorded(plan.run))
 
 
 def plan_as_given(problem: Problem, max_workspace: int | None, choice: Choice | None) -> Plan:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,6 +21,7 @@ from .launch import current
 
 Run = Callable[[tuple[Any, ...], tuple[Any, ...], Any], None]
 NOWHERE: list[int] = []
+SCRATCH_STEP = 512  # bytes: as memory of torch's allocator is aligned
 MOST_RECORDINGS = 64  # per plan; a plan rarely sees more than one set of strides
 
 
@@ -29,13 +30,17 @@ class Recording:
 
     def __init__(self, tensors: tuple[Any, ...]) -> None:
         self.tensors = tensors  # while recording: operands, results, the caller's workspace, then scratch memory
-        self.scratch: list[int] = []  # bytes
+        self.given = len(tensors)  # tensors of the caller; the number of all scratch memory, which is one piece
+        self.offsets: list[int] = []  # of each scratch tensor in it
+        self.scratch_bytes = 0
+        self.scratch_used = 0
         self.constants: list[Any] = []
         self.launches: list[Prepared] = []
         self.cells: dict[int, list[tuple[Any, int]]] = {}  # by the tensor's number: where its address goes, offset
         self.maps: dict[int, list[tuple[int, int]]] = {}  # the same for tensor maps
         self.whole = True  # nothing happened that a replay would miss
         self.last = NOWHERE  # the tensors' addresses in the parameters now
+        self.stream = -1     # the stream in the parameters now
         self.lock = threading.Lock()
 
     def add(self, prepared: Prepared) -> None:
@@ -50,39 +55,61 @@ class Recording:
         self.launches.append(prepared)
         prepared.forget_tensors()
 
+    def add_scratch(self, memory: Any, size: int) -> None:
+        """Note memory that the launches use until their part of the plan ends."""
+        self.offsets.append(self.scratch_used)
+        self.scratch_used += -(-size // SCRATCH_STEP) * SCRATCH_STEP
+        self.scratch_bytes = max(self.scratch_bytes, self.scratch_used)
+        self.tensors = (*self.tensors, memory)
+
+    def begin_part(self) -> None:
+        """What follows may use the scratch memory of what was before: one stream runs both in order."""
+        self.scratch_used = 0
+
     def place_of(self, view: Any) -> tuple[int, int]:
         """Which tensor a view is of, and how many bytes after it begins."""
-        for number, tensor in enumerate(self.tensors):
-            if view is tensor:
-                return number, 0
         begin = view.data_ptr()
-        found = [number for number, tensor in enumerate(self.tensors)
-                 if tensor.data_ptr() <= begin < tensor.data_ptr() + reach(tensor)]
+        found = [number for number, tensor in enumerate(self.tensors) if view is tensor] or \
+            [number for number, tensor in enumerate(self.tensors)
+             if tensor.data_ptr() <= begin < tensor.data_ptr() + reach(tensor)]
         if len(found) != 1:  # memory of another origin, or of tensors that lie between each other
             self.whole = False
             return 0, 0
-        return found[0], begin - self.tensors[found[0]].data_ptr()
+        number, offset = found[0], begin - self.tensors[found[0]].data_ptr()
+        return (number, offset) if number < self.given else (self.given, self.offsets[number - self.given] + offset)
 
     def replay(self, pointers: list[int], device: int) -> None:
         """Make the launches again for tensors that begin at `pointers`, on the current stream."""
         stream = torch._C._cuda_getCurrentRawStream(device)
+        if not self.scratch_bytes:
+            self.launch(pointers, stream)
+            return
         # NOTE: memory of torch's allocator without the tensor around it: 3 microseconds less
-        held = [torch._C._cuda_cudaCachingAllocator_raw_alloc(size, stream) for size in self.scratch]
-        pointers += held
+        scratch = torch._C._cuda_cudaCachingAllocator_raw_alloc(self.scratch_bytes, stream)
         try:
-            with self.lock:  # the parameters' memory is shared by all threads
-                last = self.last
-                if pointers != last:
-                    self.last = NOWHERE
-                    for number, pointer in enumerate(pointers):
-                        if last is NOWHERE or pointer != last[number]:
-                            self.move(number, pointer)
-                    self.last = pointers
+            pointers.append(scratch)
+            self.launch(pointers, stream)
+        finally:  # free for what this stream does after these launches
+            torch._C._cuda_cudaCachingAllocator_raw_delete(scratch)
+
+    def launch(self, pointers: list[int], stream: int) -> None:
+        with self.lock:  # the parameters' memory is shared by all threads
+            last = self.last
+            if pointers != last:
+                self.last = NOWHERE
+                for number, pointer in enumerate(pointers):
+                    if last is NOWHERE or pointer != last[number]:
+                        self.move(number, pointer)
+                self.last = pointers
+            if stream != self.stream:
+                self.stream = -1
                 for prepared in self.launches:
-                    prepared.launch(stream)
-        finally:
-            for memory in held:  # free for what this stream does after these launches
-                torch._C._cuda_cudaCachingAllocator_raw_delete(memory)
+                    prepared.config.stream = stream
+                self.stream = stream
+            for prepared in self.launches:
+                status = prepared.start(*prepared.arguments)
+                if status:
+                    prepared.after(status)
 
     def move(self, number: int, pointer: int) -> None:
         """Put a tensor's new address everywhere it belongs."""
@@ -123,8 +150,7 @@ def new_scratch(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
     memory = torch.empty(shape, dtype=dtype, device=like.device)
     recording = getattr(current, "recording", None)
     if recording is not None:
-        recording.scratch.append(math.prod(shape) * dtype.itemsize)
-        recording.tensors = (*recording.tensors, memory)
+        recording.add_scratch(memory, math.prod(shape) * dtype.itemsize)
     return memory
 
 
@@ -142,31 +168,26 @@ def constant_tensor(made: dict[Any, Any], device: Any, make: Callable[[], Any]) 
     return found
 
 
-def recorded(run: Run) -> Run:
-    """The runner, recorded for each set of strides and alignments on CUDA tensors."""
-    recordings: dict[Any, Recording | None] = {}
+class Recorded:
+    """A runner, recorded for each set of strides and alignments on CUDA tensors."""
 
-    def record(key: Any, tensors: tuple[Any, ...], call: Callable[[], None]) -> None:
-        recording = Recording(tensors)
-        current.recording = recording
-        try:
-            with Watch(recording):
-                call()
-        finally:
-            current.recording = None
-        recording.tensors = ()
-        if len(recordings) >= MOST_RECORDINGS:
-            recordings.clear()
-        recordings[key] = recording if recording.whole else None
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.recordings: dict[Any, Recording | None] = {}
 
-    def run_on_tensors(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any = None) -> None:
+    def __call__(self, operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any = None) -> None:
         device = results[0].get_device()
+        recording = getattr(current, "recording", None)
+        if recording is not None:  # of a plan that this one is a part of
+            recording.begin_part()
+            self.run(operands, results, workspace)
+            return
         if device < 0 or not results[0].is_cuda:
-            run(operands, results, workspace)
+            self.run(operands, results, workspace)
             return
         if torch._C._cuda_getDevice() != device:
             with torch.cuda.device(device):
-                run_on_tensors(operands, results, workspace)
+                self(operands, results, workspace)
             return
         tensors = (*operands, *results) if workspace is None else (*operands, *results, workspace)
         pointers = [tensor.data_ptr() for tensor in tensors]
@@ -176,12 +197,31 @@ def recorded(run: Run) -> Run:
         key = (device, *[tensor.stride() for tensor in tensors])
         if together & 15:  # some tensor is not aligned to 16 bytes: it matters which
             key += tuple([pointer & 15 for pointer in pointers])
-        recording = recordings.get(key)
+        recording = self.recordings.get(key)
         if recording is not None:
             recording.replay(pointers, device)
-        elif key in recordings:
-            run(operands, results, workspace)
+        elif key in self.recordings:
+            self.run(operands, results, workspace)
         else:
-            record(key, tensors, lambda: run(operands, results, workspace))
+            self.record(key, tensors, lambda: self.run(operands, results, workspace))
 
-    return run_on_tensors
+    def record(self, key: Any, tensors: tuple[Any, ...], call: Callable[[], None]) -> None:
+        recording = Recording(tensors)
+        current.recording = recording
+        try:
+            with Watch(recording):
+                call()
+        finally:
+            current.recording = None
+        recording.tensors = ()
+        if len(self.recordings) >= MOST_RECORDINGS:
+            self.recordings.clear()
+        self.recordings[key] = recording if recording.whole else None
+
+    def recording_of(self, operands: tuple[Any, ...], results: tuple[Any, ...]) -> Recording | Literal[False] | None:
+        """What calls of tensors like these replay where all are aligned to 16 bytes.
+
+        None: such calls cannot be replayed; False: there was none.
+        """
+        key = (results[0].get_device(), *[tensor.stride() for tensor in (*operands, *results)])
+        return self.recordings.get(key, False)
