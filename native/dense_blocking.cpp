@@ -18,6 +18,7 @@ constexpr double quiet_bytes = 512 << 10;  // of L2: what arrives does not yet d
 constexpr int64_t panel_budget = 256 << 10;  // of a panel of the weight, where L2 must feed tiles with it
 constexpr int64_t own_panel_budget = 384 << 10;  // of a panel that a task packs for itself
 constexpr int64_t panels_budget = 768 << 10;  // of all panels of a task, where L2 must feed tiles with all of them
+constexpr int64_t near_weight = 1 << 20;  // of the weight: stays in L2 of a processor with tiles
 constexpr int64_t tasks_wanted = 16;  // enough to share among a few threads
 
 // Cycles per element, measured on Zen 4: copying lines, transposing them, storing along a line, storing scattered.

@@ -27,8 +27,6 @@ class TileTask {
     sums_ = reinterpret_cast<Sum*>(memory + plan_.box_bytes);
     own_weight_ = reinterpret_cast<T*>(memory + plan_.box_bytes + plan_.sums_bytes);
     tile_sums_ = plan_.gemm->max_rows * plan_.gemm->cols;
-    const int64_t weight = plan_.tap_total * plan_.panels_block * plan_.panel * plan_.channel_pad * int64_t(sizeof(T));
-    weight_far_ = plan_.gemm->parts > 1 || (!plan_.own_panels && weight > near_weight);
   }
 
   // Returns false if a NaN came out although some tap met padding: then the caller repeats the task carefully.
@@ -275,7 +273,6 @@ class TileTask {
     const int64_t columns = plan_.pixels_are_rows ? channels : strip.count;
     const auto kernel = gemm.run_half && columns <= gemm.cols / 2 ? gemm.run_half : gemm.run;
     call.ldc = sums.pitch;
-    call.far = weight_far_;
     call.k = pad;
     call.accumulate = block > 0;
     call.fetch = lines_;
@@ -388,7 +385,6 @@ class TileTask {
   const Correlation& plan_;
   Packer<T> packer_;
   bool direct_ = false;  // the tensor itself is read
-  bool weight_far_;      // all panels of the task do not stay in L2
   int64_t step_[3], stride_[3];  // then: bytes from a pixel, or a coordinate of the source, to the next one
   int64_t origin_[3], block_, group_, image_, next_, box_pitch_ = 0, tile_sums_;
   T *own_box_, *own_weight_;

@@ -30,8 +30,6 @@ struct Phase {
   int64_t tap_count, tap_base;  // in the packed weight
 };
 
-constexpr int64_t near_weight = 1 << 20;  // bytes of it that stay in L2 of a processor with tiles
-
 struct Correlation {
   Problem problem;
   int64_t reduced = 0, results = 0;  // channels per group that are summed over, that result

@@ -29,7 +29,7 @@ struct GemmCall {
   bool accumulate;
   int64_t a_plane = 0, b_plane = 0;  // bytes between the parts of an operand
   int64_t b_step = 0;  // bytes of B between one step of k_multiple and the next, for tiles (0: they follow each other)
-  // Hints for kernels that fetch to L1 themselves: whether B comes from beyond L2, and the next call's B (if it is
+  // Hints for kernels that fetch from L2 to L1 themselves: whether B comes from L2, and the next call's B (if it is
   // another) and C.
   bool far = true;
   const char *next_b = nullptr, *next_c = nullptr;
