@@ -93,6 +93,8 @@ void StripCutter::find_segments(const Correlation& plan, const Phase& phase, int
     edges_.push_back(pixels.last);
   }
   std::sort(edges_.begin(), edges_.end());
+  edges_.erase(std::unique(edges_.begin(), edges_.end()), edges_.end());
+  if (4 * int64_t(edges_.size()) > length) return;  // of few pixels each: too many strips, and long to find
   edges_.push_back(length);
   for (size_t i = 0; i + 1 < edges_.size(); ++i) {
     const int64_t count = edges_[i + 1] - edges_[i];
