@@ -67,13 +67,22 @@ class TileTask {
       origin[axis] = task % plan_.tiles[axis] * plan_.tile[axis];
       task /= plan_.tiles[axis];
     }
+    if (plan_.taps_inside()) {  // what tiles read of the weight stays in L2 for all images
+      image = task % plan_.problem.geo.N;
+      block = task / plan_.problem.geo.N % plan_.blocks;
+      group = task / plan_.problem.geo.N / plan_.blocks;
+      return;
+    }
     block = task % plan_.blocks;
     group = task / plan_.blocks % plan_.problem.geo.G;
     image = task / plan_.blocks / plan_.problem.geo.G;
   }
 
-  // The next tile's source comes into the cache during this tile's products.
+  // The next tile's source comes into the cache during this tile's products. NOTE: not beside tiles, which lose more
+  // by the loads that wait for a free line buffer than packing gains.
   void plan_prefetch() {
+    prefetch_.clear();
+    if (plan_.gemm->near_k > 0) return;
     const Tensor& source = run_.source;
     int64_t origin[3], block, group, image;
     place(next_, origin, block, group, image);
@@ -90,7 +99,6 @@ class TileTask {
       region.first[axis] = std::clamp(first, int64_t(0), plan_.source_size[axis]);
       region.last[axis] = std::clamp(last, int64_t(0), plan_.source_size[axis]);
     }
-    prefetch_.clear();
     prefetch_.add(region);
     const int64_t pixels = plan_.tile[0] * plan_.tile[1] * plan_.tile[2];
     const int64_t most = plan_.pixels_are_rows ? plan_.gemm->max_rows : plan_.gemm->cols;
@@ -115,7 +123,7 @@ class TileTask {
   bool reads_directly(const Source& view) const {
     const int64_t size = sizeof(T), pixel = view.stride[2] * plan_.taps[2].step;
     if (!plan_.pixels_are_rows || !run_.packer.stored_as_packed()) return false;
-    if (plan_.gemm->near_k > 0 && plan_.tap_total > 1) return false;  // taps of tiles share what is in L1
+    if (plan_.gemm->near_k > 0 && !plan_.taps_lie_apart()) return false;
     if (view.channel_stride != size || pixel <= 0 || pixel % size || pixel % 4096 == 0) return false;
     if (plan_.reduced != plan_.padded(plan_.reduced) || reinterpret_cast<uintptr_t>(view.data) % size) return false;
     return view.stride[0] % size == 0 && view.stride[1] % size == 0;
@@ -155,6 +163,7 @@ class TileTask {
     }
     cutter_.cut(plan_, phase, origin_, length, rows_touch(), direct_);
     collect_offsets(phase, run_.block_pad(block));
+    rows_.locate(plan_, phase, cutter_.strips(), run_.result, origin_, length);
     const bool last_block = block + 1 == plan_.channel_blocks;
     const int64_t first_panel = block_ * plan_.panels_block;
     const int64_t last_panel = std::min(plan_.panels, first_panel + plan_.panels_block);
@@ -165,7 +174,7 @@ class TileTask {
     const Sum* waiting_sums = nullptr;
     const auto store_waiting = [&] {
       if (waiting)
-        clean &= store(phase, waiting_panel, *waiting, length, waiting_sums) || careful || waiting->whole;
+        clean &= store(phase, waiting_panel, *waiting, waiting_sums) || careful || waiting->whole;
       waiting = nullptr;
     };
     const auto weight_of = [&](int64_t panel) {
@@ -177,7 +186,7 @@ class TileTask {
       rounded_ = nullptr;
       const bool in_place = goes_to_result(phase, panel, strip, length, last_block, sums);
       line_count_ = 0;
-      if (last_block && !rounded_) fetch_result(phase, panel, strip, length);
+      if (last_block && !rounded_) fetch_result(phase, panel, strip);
       line_count_ += prefetch_.take(lines_ + line_count_);
       multiply(weight_of(panel), weight_of(next_panel), panel, strip, block, careful, sums, phase, length);
       store_waiting();
@@ -252,7 +261,7 @@ class TileTask {
     if (channels != gemm.cols && !(gemm.run_half && channels == gemm.cols / 2)) return false;
     const int64_t column = strip.position % plan_.box.pitch;
     if (column + strip.count > length[2]) return false;  // of several rows
-    each_row(phase, panel, strip, length, [&](int64_t, int64_t, char* dst) {
+    each_row(panel, strip, [&](int64_t, int64_t, char* dst) {
       if (rounded) {
         rounded_ = dst;
         rounded_stride_ = pixel;
@@ -359,33 +368,26 @@ class TileTask {
 
   // Calls body(first pixel of the strip, pixels, where the first one's result lies) for every row that the strip meets.
   template <typename Body>
-  void each_row(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3], Body&& body) const {
-    const Tensor& result = run_.result;
+  void each_row(int64_t panel, const Strip& strip, Body&& body) const {
     const int64_t channel = group_ * plan_.results + panel * plan_.panel;
-    const AxisPhase &pd = *phase.axis[0], &ph = *phase.axis[1], &pw = *phase.axis[2];
-    char* plane = result.data + image_ * result.stride[axis_n] + channel * result.stride[axis_c] +
-                  (pd.first + (origin_[0] + strip.depth) * pd.stride) * result.stride[axis_d];
-    const int64_t start = strip.position - strip.depth * plan_.box.height * plan_.box.pitch, last = start + strip.count;
-    for (int64_t at = start; at < last;) {
-      const int64_t row = at / plan_.box.pitch, column = at % plan_.box.pitch;
-      const int64_t next = std::min(last, (row + 1) * plan_.box.pitch);
-      const int64_t count = std::min(next - at, length[2] - column), from = at - start;
-      at = next;
-      if (count <= 0) continue;
-      body(from, count,
-           plane + (ph.first + (origin_[1] + row) * ph.stride) * result.stride[axis_h] +
-               (pw.first + (origin_[2] + column) * pw.stride) * result.stride[axis_w]);
-    }
+    char* first = run_.result.data + image_ * run_.result.stride[axis_n] + channel * run_.result.stride[axis_c];
+    rows_.each(size_t(&strip - cutter_.strips().data()),
+               [&](const ResultRow& row) { body(row.from, row.count, first + row.offset); });
   }
 
   // Writes the pixels of a strip; false if one of them is NaN.
-  bool store(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3], const Sum* sums) {
+  bool store(const Phase& phase, int64_t panel, const Strip& strip, const Sum* sums) {
     const int64_t channels = std::min(plan_.panel, plan_.results - panel * plan_.panel), ldc = plan_.gemm->cols;
     const int64_t channel_stride = run_.result.stride[axis_c];
     const int64_t pixel_stride = phase.axis[2]->stride * run_.result.stride[axis_w];
+    const bool whole = plan_.gemm->store_bf16 && plan_.pixels_are_rows && channels == ldc && channel_stride == 2 &&
+                       plan_.problem.out_dtype == Dtype::bf16;
     bool clean = true;
-    each_row(phase, panel, strip, length, [&](int64_t from, int64_t count, char* dst) {
-      if (plan_.pixels_are_rows) {
+    each_row(panel, strip, [&](int64_t from, int64_t count, char* dst) {
+      if (whole) {
+        const float* first = reinterpret_cast<const float*>(sums + from * ldc);
+        clean &= !plan_.gemm->store_bf16(first, ldc, count, dst, pixel_stride);
+      } else if (plan_.pixels_are_rows) {
         clean &= run_.store(sums + from * ldc, ldc, count, channels, dst, pixel_stride, channel_stride);
       } else {
         clean &= run_.store(sums + from, ldc, channels, count, dst, channel_stride, pixel_stride);
@@ -395,11 +397,11 @@ class TileTask {
   }
 
   // Where a strip's results will be stored comes into the cache while they are being computed.
-  void fetch_result(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3]) {
+  void fetch_result(const Phase& phase, int64_t panel, const Strip& strip) {
     const int64_t channels = std::min(plan_.panel, plan_.results - panel * plan_.panel);
     const int64_t channel_stride = run_.result.stride[axis_c], size = size_of(plan_.problem.out_dtype);
     const int64_t pixel_stride = phase.axis[2]->stride * run_.result.stride[axis_w];
-    each_row(phase, panel, strip, length, [&](int64_t, int64_t count, char* dst) {
+    each_row(panel, strip, [&](int64_t, int64_t count, char* dst) {
       if (channel_stride == size) {
         fetch_rows(dst, count, pixel_stride, channels * size);
       } else if (pixel_stride > 0 && pixel_stride <= 64) {
@@ -433,6 +435,7 @@ class TileTask {
   };
   std::vector<Offsets> offsets_;  // of the cutter's sets of taps
   StripCutter cutter_;
+  ResultRows rows_;
   bool lands_[64];
 };
 

@@ -60,6 +60,9 @@ struct Correlation {
   int64_t tasks() const { return problem.geo.N * problem.geo.G * blocks * tiles[0] * tiles[1] * tiles[2]; }
   // Tiles read the weight of all taps for a few summed channels at a time: so it is packed.
   bool taps_inside() const { return pixels_are_rows && gemm->near_k > 0; }
+  // Whether no two taps of a phase read the same pixel, and none reads beside the tensor: then tiles, which share
+  // pixels in L1 and take them without looking where a tap lands, gain nothing by packing.
+  bool taps_lie_apart() const;
   // Panels that lie side by side in memory, so that packing them together reads runs of half a kibibyte.
   int64_t panels_together() const {
     const int64_t size = size_of(problem.dtype);

@@ -35,6 +35,10 @@ inline void finish_streams() {}
 inline int64_t lines_to_write(const char* row, int64_t rows, int64_t stride, int64_t bytes, const char** lines,
                               int64_t most) {
   int64_t n = 0;
+  if ((reinterpret_cast<uintptr_t>(row) | uintptr_t(stride)) % 64 == 0 && bytes <= 64) {
+    for (; n < std::min(rows, most); ++n) lines[n] = row + n * stride + 1;
+    return n;
+  }
   for (int64_t i = 0; i < rows; ++i, row += stride)
     for (const char* at = row - reinterpret_cast<uintptr_t>(row) % 64; at < row + bytes && n < most; at += 64)
       lines[n++] = at + 1;

@@ -63,9 +63,11 @@ struct Gemm {
   void (*enter)();                    // called by a thread before its calls of a task (null: nothing to do), and after
   void (*leave)();
   int parts = 1;                      // bf16 values that an operand is the sum of
-  int near_k = 0;                     // with so many k the operands of a call fit in L1 (0: it does not matter)
+  int near_k = 0;                     // of kernels on tiles: k that a call of a weight gradient sums at most, from L2
   double latency_cycles = 0;          // of one k when its sums wait for those of the last one, for the cost model
   bool rounds = false;                // see GemmCall::rounded
+  // Whole rows of sums, `pitch` floats apart, rounded to bf16; whether one is a NaN. Null: as others store them.
+  bool (*store_bf16)(const float* sums, int64_t pitch, int64_t rows, char* dst, int64_t row_stride) = nullptr;
 };
 
 // For the length of a task the thread is ready to run the kernel (tile registers are configured, and given back).
