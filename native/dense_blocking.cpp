@@ -18,6 +18,7 @@ constexpr double quiet_bytes = 512 << 10;  // of L2: what arrives does not yet d
 constexpr int64_t panel_budget = 256 << 10;  // of a panel of the weight, where L2 must feed tiles with it
 constexpr int64_t own_panel_budget = 384 << 10;  // of a panel that a task packs for itself
 constexpr int64_t panels_budget = 768 << 10;  // of all panels of a task, where L2 must feed tiles with all of them
+constexpr int64_t near_weight = 1 << 20;  // of the weight: stays in L2 of a processor with tiles
 constexpr int64_t tasks_wanted = 16;  // enough to share among a few threads
 
 // Cycles per element, measured on Zen 4: copying lines, transposing them, storing along a line, storing scattered.
@@ -89,6 +90,20 @@ Correlation::Correlation(const Problem& asked, const Gemm* kernel) : problem(ask
         }
 }
 
+bool Correlation::taps_lie_apart() const {
+  for (const Phase& phase : phases)
+    for (int axis = 0; axis < 3; ++axis) {
+      const AxisPhase& all = *phase.axis[axis];
+      if (int64_t(all.taps.size()) > taps[axis].step) return false;
+      for (int tap : all.taps) {
+        const Range pixels =
+            landing(0, all.count, taps[axis].step, taps[axis].offset[size_t(tap)], source_size[axis]);
+        if (pixels.first > 0 || pixels.last < all.count) return false;
+      }
+    }
+  return true;
+}
+
 namespace {
 
 // One candidate: an orientation with a tile, and what follows from them.
@@ -114,9 +129,9 @@ class Search {
     from_last_ = std::abs(from[axis_c]) < std::abs(from[axis_w]);
     to_last_ = std::abs(to[axis_c]) < std::abs(to[axis_w]);
     // See TileTask::reads_directly.
-    lies_packed_ = from_last_ && gemm_.near_k == 0 && gemm_.parts == 1 && bytes_ == size_of(c_.problem.dtype) &&
-                   (bytes_ != 4 || c_.problem.compute == Compute::f32) && c_.reduced == c_.padded(c_.reduced) &&
-                   from[axis_w] * c_.taps[2].step % 4096 != 0;
+    lies_packed_ = from_last_ && (gemm_.near_k == 0 || c_.taps_lie_apart()) && gemm_.parts == 1 &&
+                   bytes_ == size_of(c_.problem.dtype) && (bytes_ != 4 || c_.problem.compute == Compute::f32) &&
+                   c_.reduced == c_.padded(c_.reduced) && from[axis_w] * c_.taps[2].step % 4096 != 0;
     neighbours_ = forward || geo_.stride[2] == 1;  // pixels of one phase lie side by side
     for (const Phase& phase : c_.phases) most_taps_ = std::max(most_taps_, phase.tap_count);
   }
@@ -139,12 +154,27 @@ class Search {
     const int64_t tiles = ceil_div(c_.extent[0], d) * ceil_div(c_.extent[1], h) * ceil_div(c_.extent[2], w);
     choice.tasks = geo_.N * geo_.G * tiles;
     const int64_t even_share = std::max<int64_t>(1, choice.panels / ceil_div(tasks_wanted, choice.tasks));
-    if (geo_.N * tiles == 1 && gemm_.parts == 1) choice.own_panels = std::min(even_share, c_.panels_together());
+    // At most so many strips: joined rows, or rows cut where the set of landing taps changes.
+    const int64_t segments = std::min<int64_t>(w, 2 * int64_t(c_.taps[2].offset.size()) + 1);
+    choice.strips = std::max(ceil_div(joined(choice), choice.most), h * (ceil_div(w, choice.most) + segments)) * d;
 
+    // A task that packs panels for itself takes two of bf16 if it can: the lines of one, every so many bytes, would
+    // fall into few sets of the caches.
+    const bool own = geo_.N * tiles == 1 && gemm_.parts == 1;
+    const int64_t wanted = std::max<int64_t>(even_share, choice.panels < tasks_wanted ? 1 : 4 / bytes_);
+    set_blocks(choice, even_share, own ? std::min(wanted, c_.panels_together()) : 0);
+    if (choice.share < choice.own_panels) set_blocks(choice, even_share, choice.share);
+    return choice;
+  }
+
+  // The blocks of channels, with so many panels of the weight packed by the task itself.
+  void set_blocks(Choice& choice, int64_t even_share, int64_t own_panels) const {
+    choice.own_panels = own_panels;
     // As many summed channels as the budget of the box allows, in even blocks.
     const int64_t positions = choice.box.positions(), all = c_.padded(c_.reduced);
     const int64_t multiple = std::max<int64_t>(gemm_.k_multiple, 16);
-    int64_t fitting = std::min(all, box_budget / (positions * bytes_ * gemm_.parts) / multiple * multiple);
+    const int64_t budget = box_budget_of(choice.rows);
+    int64_t fitting = std::min(all, budget / (positions * bytes_ * gemm_.parts) / multiple * multiple);
     if (gemm_.near_k > 0)  // every strip reads the whole panel
       fitting = std::min(fitting, panel_budget / (most_taps_ * gemm_.cols * bytes_ * gemm_.parts) / multiple *
                                       multiple);
@@ -156,13 +186,7 @@ class Search {
     choice.block = std::min(all, round_up(ceil_div(c_.reduced, choice.count), multiple));
     choice.count = ceil_div(c_.reduced, choice.block);
     choice.box_bytes = positions * row_pitch(choice.block, bytes_) * bytes_ * gemm_.parts;
-
-    // At most so many strips: joined rows, or rows cut where the set of landing taps changes.
-    const int64_t segments = std::min<int64_t>(w, 2 * int64_t(c_.taps[2].offset.size()) + 1);
-    choice.strips = std::max(ceil_div(joined(choice), choice.most), h * (ceil_div(w, choice.most) + segments)) * d;
-
-    share_panels(choice, even_share);
-    return choice;
+    share_panels(choice, std::max(even_share, choice.own_panels));
   }
 
   // The same with larger tasks where there are few threads: panels do not change the order of sums, and the fewer
@@ -171,7 +195,12 @@ class Search {
     if (gemm_.near_k == 0) return;
     const int64_t wanted = threads > 1 ? ceil_div(4 * threads, choice.tasks) : 1;
     Choice larger = choice;
-    share_panels(larger, std::max(choice.share, (2 * choice.panels + wanted) / (2 * wanted)));
+    int64_t share = std::max(choice.share, (2 * choice.panels + wanted) / (2 * wanted));
+    // A task of few pixels hardly uses its weight again, but the next one can.
+    const int64_t panel_bytes = c_.tap_total * choice.panel * c_.padded(c_.reduced) * bytes_ * gemm_.parts;
+    if (choice.own_panels == 0 && choice.tasks >= 4 && joined(choice) * choice.tile[0] <= 2 * choice.most)
+      share = std::clamp(near_weight / panel_bytes, int64_t(1), share);
+    share_panels(larger, share);
     if (workspace(larger) + (threads - 1) * (larger.box_bytes + larger.sums_bytes) <= limit) choice = larger;
   }
 
@@ -206,8 +235,9 @@ class Search {
     const double arriving = d * h * w * double(c_.results * size_of(c_.problem.out_dtype)) * phases / repeats;
     const double panel = double(most_taps_ * choice.panel * choice.block * bytes_);
     const bool direct = lies_packed_ && choice.rows;
-    if (direct && 2 * double(choice.box_bytes) + arriving + 2 * panel > quiet_bytes) tile *= 1.05;
-    if (choice.box_bytes > box_budget) tile *= 1.0 + 0.1 * double(choice.box_bytes) / double(box_budget);
+    if (direct && gemm_.near_k == 0 && 2 * double(choice.box_bytes) + arriving + 2 * panel > quiet_bytes) tile *= 1.05;
+    const int64_t budget = box_budget_of(choice.rows);
+    if (choice.box_bytes > budget) tile *= 1.0 + 0.1 * double(choice.box_bytes) / double(budget);
     // Tasks that do not share out evenly among four threads wait for each other.
     const double tasks = double(choice.tasks) * repeats, uneven = std::ceil(tasks / 4) * 4 / std::max(tasks, 1.0);
     const double weight = taps * reduced * double(geo_.G * c_.results);
@@ -223,6 +253,8 @@ class Search {
       choice.share = std::clamp(sums_budget / (choice.strips * phases_ * tile_sums()), int64_t(1), choice.share);
     choice.sums_bytes = (choice.count > 1 ? choice.strips * choice.share * phases_ : 2) * tile_sums();
   }
+  // Tiles that are not packed may be larger where they fill rows of tiles: L2 holds twice as much there.
+  int64_t box_budget_of(bool rows) const { return rows && lies_packed_ && gemm_.near_k > 0 ? 1 << 20 : box_budget; }
   static int64_t joined(const Choice& choice) { return (choice.tile[1] - 1) * choice.box.pitch + choice.tile[2]; }
   static double strip_cost(const Choice& choice, int64_t pixels) {
     return double(round_up(pixels, choice.unit)) + 0.5 * double(ceil_div(pixels, choice.most) * choice.unit);

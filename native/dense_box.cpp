@@ -98,9 +98,8 @@ void pack_rows(const Packer<T>& packer, const Source& source, const BoxLayout& l
                Arrange arrange, T* dst, int64_t pitch, int64_t panel, int64_t panel_step) {
   const AxisLayout &axis_d = layout.axis[0], &axis_h = layout.axis[1], &axis_w = layout.axis[2];
   const bool channels_last = std::abs(axis_w.step * source.stride[2]) >= std::abs(source.channel_stride);
-  int64_t row = 0;  // index of the row in the box
   // All panels of a row one after the other: what lies side by side in memory is read together.
-  const auto pack = [&](Matrix matrix) {
+  const auto pack = [&](Matrix matrix, int64_t row) {
     T* to = dst + place<T>(arrange, row * layout.pitch, pitch);
     for (int64_t c = 0; c < source.channels_padded; c += panel, to += panel_step) {
       matrix.channels = std::clamp(source.channels - c, int64_t(0), panel);
@@ -109,43 +108,55 @@ void pack_rows(const Packer<T>& packer, const Source& source, const BoxLayout& l
       matrix.data += panel * source.channel_stride;
     }
   };
-  for (const AxisRun& run_w : axis_w.runs) {
-    const int64_t start_w = o0[2] * axis_w.step + run_w.start;
-    const Range valid = landing(0, run_w.length, axis_w.step, start_w, source.size[2]);
+  struct RunW {
+    int64_t start, row;  // its first coordinate, its first row in the box
+    Range valid;
+    bool one_row;  // rows that follow each other in memory are one long row
+  };
+  std::vector<RunW> runs_w;
+  runs_w.reserve(axis_w.runs.size());
+  for (const AxisRun& run : axis_w.runs) {
+    const int64_t start = o0[2] * axis_w.step + run.start;
+    const Range valid = landing(0, run.length, axis_w.step, start, source.size[2]);
     const bool one_row = axis_h.runs.size() == 1 && axis_h.step == 1 && axis_w.step == 1 && valid.first == 0 &&
                          valid.last == layout.pitch && source.stride[1] == layout.pitch * source.stride[2];
-    for (const AxisRun& run_d : axis_d.runs)
-      for (int64_t i = 0; i < run_d.length; ++i) {
-        const int64_t d = (o0[0] + i) * axis_d.step + run_d.start;
-        if (one_row) {  // rows that follow each other in memory are one long row
-          const int64_t start_h = o0[1] + axis_h.runs[0].start, rows = axis_h.runs[0].length;
-          const bool in_d = d >= 0 && d < source.size[0];
-          const Range inside = in_d ? landing(0, rows, 1, start_h, source.size[1]) : Range{0, 0};
-          const int64_t at = d * source.stride[0] + start_h * source.stride[1] + start_w * source.stride[2];
-          const Matrix matrix{source.data + at, source.stride[2], source.channel_stride, rows * layout.pitch,
-                              inside.first * layout.pitch, inside.last * layout.pitch, source.channels,
-                              source.channels_padded};
-          pack(matrix);
-          row += rows;
-          continue;
-        }
-        for (const AxisRun& run_h : axis_h.runs)
-          for (int64_t j = 0; j < run_h.length; ++j, ++row) {
-            const int64_t h = (o0[1] + j) * axis_h.step + run_h.start;
-            const bool inside = d >= 0 && d < source.size[0] && h >= 0 && h < source.size[1];
+    runs_w.push_back({start, int64_t(runs_w.size()) * layout.depth * layout.height, valid, one_row});
+  }
+  // The runs of a row one after the other: they read the same cache lines.
+  int64_t row = 0;  // index of the row in the box, for the first of the runs
+  for (const AxisRun& run_d : axis_d.runs)
+    for (int64_t i = 0; i < run_d.length; ++i, row += layout.height) {
+      const int64_t d = (o0[0] + i) * axis_d.step + run_d.start;
+      const bool in_d = d >= 0 && d < source.size[0];
+      for (const RunW& run_w : runs_w) {
+        if (!run_w.one_row) continue;
+        const int64_t start_h = o0[1] + axis_h.runs[0].start, rows = axis_h.runs[0].length;
+        const Range inside = in_d ? landing(0, rows, 1, start_h, source.size[1]) : Range{0, 0};
+        const int64_t at = d * source.stride[0] + start_h * source.stride[1] + run_w.start * source.stride[2];
+        pack({source.data + at, source.stride[2], source.channel_stride, rows * layout.pitch,
+              inside.first * layout.pitch, inside.last * layout.pitch, source.channels, source.channels_padded},
+             row + run_w.row);
+      }
+      int64_t row_h = row;
+      for (const AxisRun& run_h : axis_h.runs)
+        for (int64_t j = 0; j < run_h.length; ++j, ++row_h) {
+          const int64_t h = (o0[1] + j) * axis_h.step + run_h.start;
+          const bool inside = in_d && h >= 0 && h < source.size[1];
+          for (const RunW& run_w : runs_w) {
+            if (run_w.one_row) continue;
             Matrix matrix{source.data, axis_w.step * source.stride[2], source.channel_stride, layout.pitch, 0, 0,
                           source.channels, source.channels_padded};
             if (inside) {
-              matrix.data += d * source.stride[0] + h * source.stride[1] + start_w * source.stride[2];
-              matrix.first = valid.first;
-              matrix.last = valid.last;
+              matrix.data += d * source.stride[0] + h * source.stride[1] + run_w.start * source.stride[2];
+              matrix.first = run_w.valid.first;
+              matrix.last = run_w.valid.last;
             }
             if (inside && channels_last && h + axis_h.step < source.size[1])
               fetch_row(matrix, axis_h.step * source.stride[1]);
-            pack(matrix);
+            pack(matrix, row_h + run_w.row);
           }
-      }
-  }
+        }
+    }
 }
 
 }  // namespace

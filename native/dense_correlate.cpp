@@ -57,6 +57,7 @@ class TileTask {
       int64_t sums_before = 0;
       for (const Phase& phase : plan_.phases) clean &= multiply_phase(phase, block, careful, sums_before);
     }
+    if (run_.large) finish_streams();
     return clean;
   }
 
@@ -66,13 +67,22 @@ class TileTask {
       origin[axis] = task % plan_.tiles[axis] * plan_.tile[axis];
       task /= plan_.tiles[axis];
     }
+    if (plan_.taps_inside()) {  // what tiles read of the weight stays in L2 for all images
+      image = task % plan_.problem.geo.N;
+      block = task / plan_.problem.geo.N % plan_.blocks;
+      group = task / plan_.problem.geo.N / plan_.blocks;
+      return;
+    }
     block = task % plan_.blocks;
     group = task / plan_.blocks % plan_.problem.geo.G;
     image = task / plan_.blocks / plan_.problem.geo.G;
   }
 
-  // The next tile's source comes into the cache during this tile's products.
+  // The next tile's source comes into the cache during this tile's products. NOTE: not beside tiles, which lose more
+  // by the loads that wait for a free line buffer than packing gains.
   void plan_prefetch() {
+    prefetch_.clear();
+    if (plan_.gemm->near_k > 0) return;
     const Tensor& source = run_.source;
     int64_t origin[3], block, group, image;
     place(next_, origin, block, group, image);
@@ -89,11 +99,23 @@ class TileTask {
       region.first[axis] = std::clamp(first, int64_t(0), plan_.source_size[axis]);
       region.last[axis] = std::clamp(last, int64_t(0), plan_.source_size[axis]);
     }
-    prefetch_.clear();
     prefetch_.add(region);
     const int64_t pixels = plan_.tile[0] * plan_.tile[1] * plan_.tile[2];
     const int64_t most = plan_.pixels_are_rows ? plan_.gemm->max_rows : plan_.gemm->cols;
     prefetch_.spread(ceil_div(pixels, most) * plan_.panels_block * plan_.channel_blocks * int64_t(plan_.phases.size()));
+  }
+
+  // A task that packs panels for itself: what it packs next comes into the cache during so many calls. All such tasks
+  // read the same source, which needs no fetching.
+  void fetch_weight(int64_t block, int64_t panel, int64_t first_panel, int64_t last_panel, int64_t calls) {
+    prefetch_.clear();
+    if (panel >= last_panel) panel = first_panel, ++block;
+    if (block == plan_.channel_blocks) {
+      block = 0;
+      panel = std::min(first_panel + run_.arguments.threads * plan_.panels_block, plan_.panels - 1);
+    }
+    fetch_panels(run_, group_, block, panel, prefetch_);
+    prefetch_.spread(calls);
   }
 
   // Where channels lie as the micro-kernel reads them there is no packing at all: strips are cut so that no tap leaves
@@ -101,7 +123,7 @@ class TileTask {
   bool reads_directly(const Source& view) const {
     const int64_t size = sizeof(T), pixel = view.stride[2] * plan_.taps[2].step;
     if (!plan_.pixels_are_rows || !run_.packer.stored_as_packed()) return false;
-    if (plan_.gemm->near_k > 0 && plan_.tap_total > 1) return false;  // taps of tiles share what is in L1
+    if (plan_.gemm->near_k > 0 && !plan_.taps_lie_apart()) return false;
     if (view.channel_stride != size || pixel <= 0 || pixel % size || pixel % 4096 == 0) return false;
     if (plan_.reduced != plan_.padded(plan_.reduced) || reinterpret_cast<uintptr_t>(view.data) % size) return false;
     return view.stride[0] % size == 0 && view.stride[1] % size == 0;
@@ -141,6 +163,7 @@ class TileTask {
     }
     cutter_.cut(plan_, phase, origin_, length, rows_touch(), direct_);
     collect_offsets(phase, run_.block_pad(block));
+    rows_.locate(plan_, phase, cutter_.strips(), run_.result, origin_, length);
     const bool last_block = block + 1 == plan_.channel_blocks;
     const int64_t first_panel = block_ * plan_.panels_block;
     const int64_t last_panel = std::min(plan_.panels, first_panel + plan_.panels_block);
@@ -151,7 +174,7 @@ class TileTask {
     const Sum* waiting_sums = nullptr;
     const auto store_waiting = [&] {
       if (waiting)
-        clean &= store(phase, waiting_panel, *waiting, length, waiting_sums) || careful || waiting->whole;
+        clean &= store(phase, waiting_panel, *waiting, waiting_sums) || careful || waiting->whole;
       waiting = nullptr;
     };
     const auto weight_of = [&](int64_t panel) {
@@ -160,9 +183,10 @@ class TileTask {
     };
     const auto compute = [&](int64_t panel, const Strip& strip, int64_t next_panel) {
       Sums sums{sums_ + tile_sums_ * (plan_.channel_blocks > 1 ? sums_before++ : turn++ % 2), plan_.gemm->cols};
-      const bool in_place = result_is_sums(phase, panel, strip, length, sums);
+      rounded_ = nullptr;
+      const bool in_place = goes_to_result(phase, panel, strip, length, last_block, sums);
       line_count_ = 0;
-      if (last_block) fetch_result(phase, panel, strip, length);
+      if (last_block && !rounded_) fetch_result(phase, panel, strip);
       line_count_ += prefetch_.take(lines_ + line_count_);
       multiply(weight_of(panel), weight_of(next_panel), panel, strip, block, careful, sums, phase, length);
       store_waiting();
@@ -177,8 +201,11 @@ class TileTask {
           compute(panel, strip, panel + 1 < last_panel ? panel + 1 : first_panel);
     } else {
       for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-        if (plan_.own_panels && (panel - first_panel) % plan_.own_panels == 0)
-          pack_panels(run_, group_, block, phase, panel, std::min(plan_.own_panels, last_panel - panel), own_weight_);
+        if (plan_.own_panels && (panel - first_panel) % plan_.own_panels == 0) {
+          const int64_t count = std::min(plan_.own_panels, last_panel - panel);
+          pack_panels(run_, group_, block, phase, panel, count, own_weight_);
+          fetch_weight(block, panel + count, first_panel, last_panel, count * int64_t(cutter_.strips().size()));
+        }
         for (const Strip& strip : cutter_.strips()) compute(panel, strip, panel);
       }
     }
@@ -219,19 +246,29 @@ class TileTask {
     int64_t pitch;  // elements from one row to the next
   };
 
-  // Sums that need no rounding, no check for NaN and no other order are made where the result lies.
-  bool result_is_sums(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3],
-                      Sums& sums) const {
+  // Sums of one row of pixels that need no check for NaN and no other order go where the result lies: sums that need no
+  // rounding are made there, and some kernels round them on the way.
+  bool goes_to_result(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3],
+                      bool last_block, Sums& sums) {
     const Gemm& gemm = *plan_.gemm;
-    const int64_t size = sizeof(Sum), pixel = phase.axis[2]->stride * run_.result.stride[axis_w];
+    const Dtype dtype = plan_.problem.out_dtype;
+    const int64_t pixel = phase.axis[2]->stride * run_.result.stride[axis_w];
     const int64_t channels = std::min(plan_.panel, plan_.results - panel * plan_.panel);
-    if (!direct_ || !strip.whole || plan_.channel_blocks > 1 || run_.result.stride[axis_c] != size) return false;
-    if (plan_.problem.out_dtype != (size == 8 ? Dtype::f64 : Dtype::f32) || pixel % size) return false;
+    const bool as_they_are = dtype == (sizeof(Sum) == 8 ? Dtype::f64 : Dtype::f32) && pixel % int64_t(sizeof(Sum)) == 0;
+    const bool rounded = dtype == Dtype::bf16 && gemm.rounds && strip.pieces == 1;
+    if (!direct_ || !strip.whole || run_.result.stride[axis_c] != size_of(dtype)) return false;
+    if (!(rounded ? last_block : as_they_are && plan_.channel_blocks == 1)) return false;
     if (channels != gemm.cols && !(gemm.run_half && channels == gemm.cols / 2)) return false;
     const int64_t column = strip.position % plan_.box.pitch;
     if (column + strip.count > length[2]) return false;  // of several rows
-    each_row(phase, panel, strip, length, [&](int64_t, int64_t, char* dst) {
-      sums = {reinterpret_cast<Sum*>(dst), pixel / size};
+    each_row(panel, strip, [&](int64_t, int64_t, char* dst) {
+      if (rounded) {
+        rounded_ = dst;
+        rounded_stride_ = pixel;
+        stream_ = run_.large && (reinterpret_cast<uintptr_t>(dst) | uintptr_t(pixel)) % 64 == 0;
+      } else {
+        sums = {reinterpret_cast<Sum*>(dst), pixel / int64_t(sizeof(Sum))};
+      }
     });
     return true;
   }
@@ -268,6 +305,10 @@ class TileTask {
     call.accumulate = block > 0;
     call.fetch = lines_;
     call.fetch_count = line_count_;
+    call.rounded = rounded_;
+    call.rounded_stride = rounded_stride_;
+    call.nan = &nan_;
+    call.stream = stream_;
     const char* strip_a = call.a;
     for (size_t i = 0; i < strip.pieces; ++i, call.accumulate = true) {
       const Piece& piece = cutter_.pieces()[strip.piece + i];
@@ -327,33 +368,26 @@ class TileTask {
 
   // Calls body(first pixel of the strip, pixels, where the first one's result lies) for every row that the strip meets.
   template <typename Body>
-  void each_row(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3], Body&& body) const {
-    const Tensor& result = run_.result;
+  void each_row(int64_t panel, const Strip& strip, Body&& body) const {
     const int64_t channel = group_ * plan_.results + panel * plan_.panel;
-    const AxisPhase &pd = *phase.axis[0], &ph = *phase.axis[1], &pw = *phase.axis[2];
-    char* plane = result.data + image_ * result.stride[axis_n] + channel * result.stride[axis_c] +
-                  (pd.first + (origin_[0] + strip.depth) * pd.stride) * result.stride[axis_d];
-    const int64_t start = strip.position - strip.depth * plan_.box.height * plan_.box.pitch, last = start + strip.count;
-    for (int64_t at = start; at < last;) {
-      const int64_t row = at / plan_.box.pitch, column = at % plan_.box.pitch;
-      const int64_t next = std::min(last, (row + 1) * plan_.box.pitch);
-      const int64_t count = std::min(next - at, length[2] - column), from = at - start;
-      at = next;
-      if (count <= 0) continue;
-      body(from, count,
-           plane + (ph.first + (origin_[1] + row) * ph.stride) * result.stride[axis_h] +
-               (pw.first + (origin_[2] + column) * pw.stride) * result.stride[axis_w]);
-    }
+    char* first = run_.result.data + image_ * run_.result.stride[axis_n] + channel * run_.result.stride[axis_c];
+    rows_.each(size_t(&strip - cutter_.strips().data()),
+               [&](const ResultRow& row) { body(row.from, row.count, first + row.offset); });
   }
 
   // Writes the pixels of a strip; false if one of them is NaN.
-  bool store(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3], const Sum* sums) {
+  bool store(const Phase& phase, int64_t panel, const Strip& strip, const Sum* sums) {
     const int64_t channels = std::min(plan_.panel, plan_.results - panel * plan_.panel), ldc = plan_.gemm->cols;
     const int64_t channel_stride = run_.result.stride[axis_c];
     const int64_t pixel_stride = phase.axis[2]->stride * run_.result.stride[axis_w];
+    const bool whole = plan_.gemm->store_bf16 && plan_.pixels_are_rows && channels == ldc && channel_stride == 2 &&
+                       plan_.problem.out_dtype == Dtype::bf16;
     bool clean = true;
-    each_row(phase, panel, strip, length, [&](int64_t from, int64_t count, char* dst) {
-      if (plan_.pixels_are_rows) {
+    each_row(panel, strip, [&](int64_t from, int64_t count, char* dst) {
+      if (whole) {
+        const float* first = reinterpret_cast<const float*>(sums + from * ldc);
+        clean &= !plan_.gemm->store_bf16(first, ldc, count, dst, pixel_stride);
+      } else if (plan_.pixels_are_rows) {
         clean &= run_.store(sums + from * ldc, ldc, count, channels, dst, pixel_stride, channel_stride);
       } else {
         clean &= run_.store(sums + from, ldc, channels, count, dst, channel_stride, pixel_stride);
@@ -363,11 +397,11 @@ class TileTask {
   }
 
   // Where a strip's results will be stored comes into the cache while they are being computed.
-  void fetch_result(const Phase& phase, int64_t panel, const Strip& strip, const int64_t (&length)[3]) {
+  void fetch_result(const Phase& phase, int64_t panel, const Strip& strip) {
     const int64_t channels = std::min(plan_.panel, plan_.results - panel * plan_.panel);
     const int64_t channel_stride = run_.result.stride[axis_c], size = size_of(plan_.problem.out_dtype);
     const int64_t pixel_stride = phase.axis[2]->stride * run_.result.stride[axis_w];
-    each_row(phase, panel, strip, length, [&](int64_t, int64_t count, char* dst) {
+    each_row(panel, strip, [&](int64_t, int64_t count, char* dst) {
       if (channel_stride == size) {
         fetch_rows(dst, count, pixel_stride, channels * size);
       } else if (pixel_stride > 0 && pixel_stride <= 64) {
@@ -391,12 +425,17 @@ class TileTask {
   static constexpr int64_t most_result_lines = 512;
   const char* lines_[most_result_lines + Prefetch::most_taken];  // to be fetched during the next call
   int64_t line_count_ = 0;
+  char* rounded_ = nullptr;  // where the kernel rounds the sums of the strip to, if it does
+  int64_t rounded_stride_ = 0;
+  bool nan_ = false;  // which does not matter then
+  bool stream_ = false;
   Sum* sums_;
   struct Offsets {
     std::vector<int64_t> box, weight;
   };
   std::vector<Offsets> offsets_;  // of the cutter's sets of taps
   StripCutter cutter_;
+  ResultRows rows_;
   bool lands_[64];
 };
 

@@ -60,11 +60,19 @@ struct Correlation {
   int64_t tasks() const { return problem.geo.N * problem.geo.G * blocks * tiles[0] * tiles[1] * tiles[2]; }
   // Tiles read the weight of all taps for a few summed channels at a time: so it is packed.
   bool taps_inside() const { return pixels_are_rows && gemm->near_k > 0; }
+  // Whether no two taps of a phase read the same pixel, and none reads beside the tensor: then tiles, which share
+  // pixels in L1 and take them without looking where a tap lands, gain nothing by packing.
+  bool taps_lie_apart() const;
   // Panels that lie side by side in memory, so that packing them together reads runs of half a kibibyte.
   int64_t panels_together() const {
     const int64_t size = size_of(problem.dtype);
     const int64_t result_stride = problem.w_nominal[problem.wrt & wrt_output ? axis_o : axis_i];
     return result_stride == size ? std::max<int64_t>(1, 512 / (gemm->cols * size)) : 1;
+  }
+  int64_t result_bytes() const {
+    const Geometry& geo = problem.geo;
+    const bool forward = problem.wrt & wrt_output;
+    return geo.N * (forward ? geo.K * geo.out_pixels() : geo.C * geo.in_pixels()) * size_of(problem.out_dtype);
   }
   int64_t padded(int64_t channels) const { return round_up(channels, gemm->k_multiple); }
 

@@ -10,6 +10,8 @@
 namespace convgrad {
 namespace {
 
+constexpr int64_t tasks_wanted = 16;  // of packing: enough to share among a few threads
+
 // Neighbouring panels of result channels of one block of summed channels, in one phase.
 template <typename T>
 struct Panels {
@@ -38,7 +40,8 @@ struct Panels {
            run.plan.taps[2].kernel_index[size_t(tw)] * w.stride[axis_w];
   }
 
-  void pack_by_strides() const {
+  // The summed channels of a range of the padded ones.
+  void pack_by_strides(int64_t first_channel, int64_t last_channel) const {
     std::vector<int64_t> taps;
     for (int td : phase.axis[0]->taps)
       for (int th : phase.axis[1]->taps)
@@ -50,20 +53,22 @@ struct Panels {
     auto part = [&](int64_t c, size_t tap, int64_t result, int64_t count) {
       const char* first = data + c * channel_stride + taps[tap] + result * result_stride;
       return Matrix{first, result_stride, channel_stride, width, 0, count, std::clamp(channels - c, int64_t(0), few),
-                    std::min(few, pad - c)};
+                    std::min(few, last_channel - c)};
     };
-    for (int64_t c = 0; c < pad; c += few) {
+    // What is packed a few matrices later comes into the cache meanwhile, and the memory that the next one goes to.
+    const int64_t count = int64_t(taps.size()), lines = ceil_div(results * std::min(few, channels) * size, 64);
+    const int64_t ahead = std::max<int64_t>(1, 64 / lines), bytes = few * width * int64_t(sizeof(T));
+    for (int64_t c = first_channel; c < last_channel; c += few) {
       T* to = dst + channel_at(c);
-      for (size_t tap = 0; tap < taps.size(); ++tap, to += tap_step) {
-        if (tap + 1 < taps.size()) {
-          fetch(part(c, tap + 1, 0, results), size);
-        } else if (c + few < pad) {
-          fetch(part(c + few, 0, 0, results), size);
-        }
+      for (int64_t tap = 0; tap < count; ++tap, to += tap_step) {
+        const int64_t later = c + (tap + ahead) / count * few;
+        if (later < last_channel) fetch(part(later, size_t((tap + ahead) % count), 0, results), size);
         T* panel = to;
         for (int64_t result = 0; result < results; result += width, panel += panel_step) {
-          const Matrix matrix = part(c, tap, result, std::min(width, results - result));
+          const Matrix matrix = part(c, size_t(tap), result, std::min(width, results - result));
           if (run.plan.pixels_are_rows) {
+            const T* next = result + width < results ? panel + panel_step : to + tap_step;
+            for (int64_t at = 0; at < bytes; at += 64) fetch_to_write(reinterpret_cast<const char*>(next) + at);
             packer(matrix, Arrange::channel_pairs, panel, pair_step);
           } else {
             packer(matrix, Arrange::by_position, panel, result_step);
@@ -221,20 +226,28 @@ struct Panels {
   }
 };
 
+// Whether the taps of a channel, and the input channels, follow each other without a gap (OIDHW).
+template <typename T>
+bool taps_lie_dense(const Run<T>& run) {
+  const Geometry& geo = run.plan.problem.geo;
+  const Tensor& w = run.arguments.w;
+  const int64_t size = size_of(run.plan.problem.dtype), taps = geo.taps();
+  return taps > 1 && taps <= 1024 && w.stride[axis_i] == taps * size &&
+         (geo.kernel[2] == 1 || w.stride[axis_w] == size) &&
+         (geo.kernel[1] == 1 || w.stride[axis_h] == geo.kernel[2] * size) &&
+         (geo.kernel[0] == 1 || w.stride[axis_d] == geo.kernel[1] * geo.kernel[2] * size);
+}
+
 }  // namespace
 
 template <typename T>
 Magnitudes pack_panels(const Run<T>& run, int64_t group, int64_t block, const Phase& phase, int64_t first,
-                       int64_t count, T* dst) {
+                       int64_t count, T* dst, int64_t first_channel, int64_t last_channel) {
   const Correlation& plan = run.plan;
   const Geometry& geo = plan.problem.geo;
   const Tensor& w = run.arguments.w;
   const bool forward = plan.problem.wrt & wrt_output;
-  const int64_t size = size_of(plan.problem.dtype), taps = geo.taps();
-  const bool dense = taps > 1 && taps <= 1024 && w.stride[axis_i] == taps * size &&
-                     (geo.kernel[2] == 1 || w.stride[axis_w] == size) &&
-                     (geo.kernel[1] == 1 || w.stride[axis_h] == geo.kernel[2] * size) &&
-                     (geo.kernel[0] == 1 || w.stride[axis_d] == geo.kernel[1] * geo.kernel[2] * size);
+  const bool dense = taps_lie_dense(run);
   const int64_t pad = run.block_pad(block), r0 = first * plan.panel;
   const Packer<T> packer = run.packer.with_plane(plan.weight_plane / int64_t(sizeof(T)));
   Panels<T> to{run, packer, phase, std::min(count * plan.panel, plan.results - r0), run.block_channels(block), pad,
@@ -245,7 +258,7 @@ Magnitudes pack_panels(const Run<T>& run, int64_t group, int64_t block, const Ph
   to.result_step = plan.pixels_are_rows ? Packed<T>::pair : run.weight_pad(pad);
   to.pair_step = plan.pixels_are_rows ? plan.panel * Packed<T>::pair : Packed<T>::pair;
   if (!dense) {
-    to.pack_by_strides();
+    to.pack_by_strides(first_channel, std::min(last_channel, pad));
     return packer.met();
   }
   Magnitudes met;
@@ -260,27 +273,53 @@ Magnitudes pack_panels(const Run<T>& run, int64_t group, int64_t block, const Ph
 }
 
 template <typename T>
+void fetch_panels(const Run<T>& run, int64_t group, int64_t block, int64_t panel, Prefetch& prefetch) {
+  const Correlation& plan = run.plan;
+  const Geometry& geo = plan.problem.geo;
+  const Tensor& w = run.arguments.w;
+  const bool forward = plan.problem.wrt & wrt_output;
+  const int64_t size = size_of(plan.problem.dtype), channels = run.block_channels(block);
+  const int64_t results = std::min(plan.own_panels * plan.panel, plan.results - panel * plan.panel);
+  const int64_t to = w.stride[forward ? axis_o : axis_i], from = w.stride[forward ? axis_i : axis_o];
+  if ((from == size ? channels : to == size ? results : 0) * size < 128) return;
+  const char* first = w.data + group * geo.group_out() * w.stride[axis_o] + block * plan.channel_block * from +
+                      panel * plan.panel * to;
+  for (int64_t depth = 0; depth < geo.kernel[0]; ++depth)
+    prefetch.add({first + depth * w.stride[axis_d], from, {to, w.stride[axis_h], w.stride[axis_w]}, channels,
+                  {0, 0, 0}, {results, geo.kernel[1], geo.kernel[2]}, size});
+}
+
+template <typename T>
 void pack_weight(const Run<T>& run) {
   const Correlation& plan = run.plan;
   const int64_t phases = int64_t(plan.phases.size()), others = plan.problem.geo.G * plan.channel_blocks * phases;
-  // Several panels at once, which are neighbours in memory, as long as there are enough tasks.
-  const int64_t together = std::clamp(others * plan.panels / 16, int64_t(1), plan.panels_together());
-  const int64_t parts = ceil_div(plan.panels, together);
+  // Results that are neighbours in memory: some of the summed channels for all panels. Otherwise panel by panel.
+  const bool by_channels = plan.panels_together() > 1 && !taps_lie_dense(run);
+  const int64_t grain = std::max<int64_t>(16, plan.gemm->k_multiple), pad = plan.padded(plan.channel_block);
+  const int64_t some = by_channels ? round_up(ceil_div(pad, ceil_div(tasks_wanted, others)), grain) : pad;
+  const int64_t parts = by_channels ? ceil_div(pad, some) : plan.panels, count = by_channels ? plan.panels : 1;
   parallel_for(others * parts, run.arguments.threads, [&](int64_t task, int) {
-    const int64_t panel = task % parts * together, rest = task / parts;
+    const int64_t part = task % parts, rest = task / parts, panel = by_channels ? 0 : part;
+    const int64_t from = by_channels ? part * some : 0;
     const Phase& phase = plan.phases[size_t(rest % phases)];
     const int64_t block = rest / phases % plan.channel_blocks, group = rest / phases / plan.channel_blocks;
-    const Magnitudes met = pack_panels(run, group, block, phase, panel, std::min(together, plan.panels - panel),
-                                       run.weight + run.weight_at(group, block, phase, panel));
+    const Magnitudes met = pack_panels(run, group, block, phase, panel, count,
+                                       run.weight + run.weight_at(group, block, phase, panel), from, from + some);
     if (plan.gemm->parts == 1) return;
     std::lock_guard lock(run.mutex);
     run.weight_met.merge(met);
   });
 }
 
-template Magnitudes pack_panels(const Run<float>&, int64_t, int64_t, const Phase&, int64_t, int64_t, float*);
-template Magnitudes pack_panels(const Run<double>&, int64_t, int64_t, const Phase&, int64_t, int64_t, double*);
-template Magnitudes pack_panels(const Run<Bf16>&, int64_t, int64_t, const Phase&, int64_t, int64_t, Bf16*);
+template Magnitudes pack_panels(const Run<float>&, int64_t, int64_t, const Phase&, int64_t, int64_t, float*, int64_t,
+                                int64_t);
+template Magnitudes pack_panels(const Run<double>&, int64_t, int64_t, const Phase&, int64_t, int64_t, double*, int64_t,
+                                int64_t);
+template Magnitudes pack_panels(const Run<Bf16>&, int64_t, int64_t, const Phase&, int64_t, int64_t, Bf16*, int64_t,
+                                int64_t);
+template void fetch_panels(const Run<float>&, int64_t, int64_t, int64_t, Prefetch&);
+template void fetch_panels(const Run<double>&, int64_t, int64_t, int64_t, Prefetch&);
+template void fetch_panels(const Run<Bf16>&, int64_t, int64_t, int64_t, Prefetch&);
 template void pack_weight(const Run<float>&);
 template void pack_weight(const Run<double>&);
 template void pack_weight(const Run<Bf16>&);

@@ -77,7 +77,8 @@ void Packer<T>::read_block(const Lines& lines, int64_t line, int64_t count, int6
   const int64_t top = std::clamp(lines.line_first - line, int64_t(0), count);
   const int64_t bottom = std::clamp(lines.line_last - line, top, count);
   const int64_t first = std::clamp(lines.first - from, int64_t(0), n), last = std::clamp(lines.last - from, first, n);
-  for (int part = 0; part < parts_; ++part)
+  const bool inside = top == 0 && bottom == count && first == 0 && last == n;
+  for (int part = 0; part < parts_ && !inside; ++part)
     for (int64_t r = 0; r < count; ++r) {
       T* row = dst + part * plane + r * pitch;
       if (r < top || r >= bottom || first == last) {
@@ -204,6 +205,20 @@ void Packer<T>::pack_transposed(const Lines& lines, T* dst, int64_t pitch) const
         }
       }
   } else {
+    // Zeros beside the array are whole rows of the result; what is left lies inside.
+    if (lines.first > 0 || lines.last < lines.length) {
+      const int64_t first = lines.line_first < lines.line_last ? lines.first : lines.length;
+      const int64_t last = std::max(first, lines.last);
+      for (int part = 0; part < parts_; ++part)
+        for (int64_t i = 0; i < lines.length; ++i)
+          if (i < first || i >= last) fill_zero(dst + part * plane_ + i * pitch, (lines.lines + 1) / 2 * 2);
+      if (first == last) return;
+      Lines inside = lines;
+      inside.data += first * lines.step;
+      inside.first = 0;
+      inside.last = inside.length = last - first;
+      return pack_transposed(inside, dst + first * pitch, pitch);
+    }
     // Pairs of lines become words, then words are transposed.
     constexpr int64_t length = block_length / 2;
     alignas(64) T pair[most_parts<T>][2][length], block[most_parts<T>][block_lines][2 * length];

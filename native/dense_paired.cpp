@@ -25,9 +25,12 @@ class PairedTask {
     block_ = task / plan.slices;
     in_first_ = block_ % plan.in_blocks * plan.in_block;
     out_first_ = block_ / plan.in_blocks % plan.out_blocks * plan.out_block;
-    group_ = block_ / plan.in_blocks / plan.out_blocks;
+    group_ = block_ / plan.in_blocks / plan.out_blocks * plan.groups;
+    groups_ = std::min(plan.groups, geo_.G - group_);
     in_count_ = std::min(plan.in_block, geo_.group_in() - in_first_);
-    out_count_ = std::min(plan.out_block, geo_.group_out() - out_first_);
+    group_rows_ = std::min(plan.out_block, geo_.group_out() - out_first_);
+    packed_in_ = groups_ * in_count_;
+    out_count_ = groups_ * group_rows_;
     char* memory = arguments.workspace + plan.partial_bytes + plan.bias_bytes + slot * plan.slot_bytes;
     dy_ = reinterpret_cast<Bf16*>(memory);
     box_ = reinterpret_cast<Bf16*>(memory + plan.gemm->parts * plan.dy_plane);
@@ -48,8 +51,6 @@ class PairedTask {
     if (ragged) std::memset(sums_, 0, size_t(plan_.sums_bytes));
     const int64_t first = plan_.chunks * slice_ / plan_.slices, last = plan_.chunks * (slice_ + 1) / plan_.slices;
     for (int64_t chunk = first; chunk < last; ++chunk) {
-      place_chunk(std::min(chunk + 1, last - 1));
-      plan_prefetch();
       place_chunk(chunk);
       pack_dy();
       pack_box_copies();
@@ -112,32 +113,6 @@ class PairedTask {
     return y.data + (first_image_ + i) * y.stride[axis_n] + (group_ * geo_.group_out() + out_first_) * y.stride[axis_c];
   }
 
-  // What the chunk in place reads comes into the cache during the products before it.
-  void plan_prefetch() {
-    const Tensor &x = arguments_.x, &y = arguments_.y;
-    const int64_t element = size_of(plan_.problem.dtype);
-    prefetch_.clear();
-    for (int64_t i = 0; i < images_; ++i) {
-      Region in{x_image(i), x.stride[axis_c], {x.stride[axis_d], x.stride[axis_h], x.stride[axis_w]}, in_count_, {}, {},
-                element};
-      Region out{y_image(i), y.stride[axis_c], {y.stride[axis_d], y.stride[axis_h], y.stride[axis_w]}, out_count_, {},
-                 {}, element};
-      for (int axis = 0; axis < 3; ++axis) {
-        const int64_t stride = geo_.stride[axis];
-        in.first[axis] = std::clamp(origin_[axis] * stride + plan_.offsets[axis].front(), int64_t(0), geo_.in[axis]);
-        in.last[axis] = std::clamp((origin_[axis] + length_[axis] - 1) * stride + plan_.offsets[axis].back() + 1,
-                                   in.first[axis], geo_.in[axis]);
-        out.first[axis] = origin_[axis];
-        out.last[axis] = origin_[axis] + length_[axis];
-      }
-      prefetch_.add(in);
-      prefetch_.add(out);
-    }
-    const int64_t k = plan_.entries(images_, length_[0], length_[1]) * plan_.entry;
-    prefetch_.spread(ceil_div(in_count_, 32) * ceil_div(out_count_, 32) * geo_.taps() *
-                     std::max<int64_t>(1, k / plan_.gemm->near_k));
-  }
-
   // dy: [channel][entry][position], zeros behind every row and plane.
   void pack_dy() {
     const Tensor& y = arguments_.y;
@@ -174,11 +149,11 @@ class PairedTask {
     const int64_t cols = plan_.gemm->cols, positions = plan_.box.positions(), panel = images_ * positions * cols;
     for (int64_t i = 0; i < images_; ++i) {
       const Source source{x_image(i), x.stride[axis_c], {x.stride[axis_d], x.stride[axis_h], x.stride[axis_w]},
-                          {geo_.in[0], geo_.in[1], geo_.in[2]}, in_count_, round_up(in_count_, cols)};
+                          {geo_.in[0], geo_.in[1], geo_.in[2]}, packed_in_, round_up(packed_in_, cols)};
       pack_box(box_packer_, source, plan_.box, origin_, Arrange::position_pairs, box_ + i * positions * cols,
                cols * pair, cols, panel);
     }
-    const int64_t used = ceil_div(in_count_, cols) * panel;
+    const int64_t used = ceil_div(packed_in_, cols) * panel;
     for (int part = 0; part < plan_.gemm->parts; ++part) {
       Bf16* first = box_ + part * plan_.box_plane / size;
       // Reads past the end meet zeros of dy.
@@ -205,40 +180,43 @@ class PairedTask {
     call.b_plane = plan_.box_plane;
     const int64_t piece = plan_.piece(), joined = std::max<int64_t>(1, near / plan_.entry);
     const int64_t count = plan_.entries(images_, length_[0], length_[1]);
-    const char* lines[Prefetch::most_taken];
-    call.fetch = lines;
     for (int64_t first = 0; first < count; first += joined)
-      for (int64_t from = 0; from < plan_.entry; from += piece)
-        for (int64_t n = 0; n < in_count_; n += cols) {
-          const auto kernel = in_count_ - n <= cols / 2 ? gemm.run_half : gemm.run;
-          for (int64_t m = 0; m < out_count_; m += gemm.max_rows) {
-            call.rows = int(std::min<int64_t>(gemm.max_rows, out_count_ - m));
-            call.k = std::min(piece, plan_.entry - from);
-            call.a = reinterpret_cast<const char*>(dy_ + m * plan_.dy_pitch + from);
-            const auto sums_of = [&](const TapPlace& place) {
-              return reinterpret_cast<char*>(sums_ + (place.index * plan_.out_block + m) * columns + n);
-            };
-            for (size_t i = 0; i < taps_.size(); ++i) {
-              const Entries& entries = entries_[taps_[i].entries];
-              const auto begin = std::lower_bound(entries.index.begin(), entries.index.end(), first);
-              const auto end = std::lower_bound(begin, entries.index.end(), first + joined);
-              call.c = sums_of(taps_[i]);
-              call.accumulate = !fresh || first > 0 || from > 0;
-              if (begin == end) {
-                for (int row = 0; row < call.rows && !call.accumulate; ++row)
-                  std::memset(call.c + row * columns * 4, 0, size_t(cols) * 4);
-                continue;
+      for (int64_t from = 0; from < plan_.entry; from += piece) {
+        call.k = std::min(piece, plan_.entry - from);
+        for (int64_t group = 0; group < groups_; ++group)
+          for (int64_t n = 0; n < in_count_; n += cols) {
+            const auto kernel = in_count_ - n <= cols / 2 ? gemm.run_half : gemm.run;
+            const int64_t channel = group * in_count_ + n;
+            const char* b = reinterpret_cast<const char*>(box_ + channel / cols * panel + channel % cols * pair) +
+                            from * word;
+            for (int64_t m = 0; m < group_rows_; m += gemm.max_rows) {
+              const int64_t row = group * group_rows_ + m;
+              call.rows = int(std::min<int64_t>(gemm.max_rows, group_rows_ - m));
+              call.a = reinterpret_cast<const char*>(dy_ + row * plan_.dy_pitch + from);
+              const auto sums_of = [&](const TapPlace& place) {
+                return reinterpret_cast<char*>(sums_ + (place.index * plan_.out_block + row) * columns + n);
+              };
+              for (size_t i = 0; i < taps_.size(); ++i) {
+                const Entries& entries = entries_[taps_[i].entries];
+                const auto begin = std::lower_bound(entries.index.begin(), entries.index.end(), first);
+                const auto end = std::lower_bound(begin, entries.index.end(), first + joined);
+                call.c = sums_of(taps_[i]);
+                call.accumulate = !fresh || first > 0 || from > 0;
+                if (begin == end) {
+                  for (int line = 0; line < call.rows && !call.accumulate; ++line)
+                    std::memset(call.c + line * columns * 4, 0, size_t(cols) * 4);
+                  continue;
+                }
+                call.batch = end - begin;
+                call.a_offset = entries.a_offset.data() + (begin - entries.index.begin());
+                call.b_offset = entries.b_offset.data() + (begin - entries.index.begin());
+                call.b = b + taps_[i].in_box;
+                call.next_c = i + 1 < taps_.size() ? sums_of(taps_[i + 1]) : nullptr;
+                kernel(call);
               }
-              call.batch = end - begin;
-              call.a_offset = entries.a_offset.data() + (begin - entries.index.begin());
-              call.b_offset = entries.b_offset.data() + (begin - entries.index.begin());
-              call.b = reinterpret_cast<const char*>(box_ + n / cols * panel) + taps_[i].in_box + from * word;
-              call.next_c = i + 1 < taps_.size() ? sums_of(taps_[i + 1]) : nullptr;
-              call.fetch_count = prefetch_.take(lines);
-              kernel(call);
             }
           }
-        }
+      }
   }
 
   // The taps, those that read the first copy of the box before the others: half as much competes for L1.
@@ -303,7 +281,8 @@ class PairedTask {
   const Geometry& geo_;
   const Arguments& arguments_;
   Packer<Bf16> dy_packer_, box_packer_;
-  int64_t slice_, block_, group_, in_first_, in_count_, out_first_, out_count_;
+  // Channels of one group's block, and of all groups of the block together.
+  int64_t slice_, block_, group_, groups_, in_first_, in_count_, packed_in_, out_first_, group_rows_, out_count_;
   int64_t origin_[3] = {}, length_[3] = {}, first_image_ = 0, images_ = 1;
   Bf16 *dy_, *box_;
   float* sums_;
@@ -317,7 +296,6 @@ class PairedTask {
   };
   std::vector<TapPlace> taps_;
   std::vector<Entries> entries_;
-  Prefetch prefetch_;
 };
 
 }  // namespace

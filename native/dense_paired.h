@@ -23,6 +23,7 @@ struct PairedGradient {
   bool joined_rows = false;                 // sums run over the rows of a plane without a break, zeros of dy in gaps
   int64_t row_pitch = 0, entry = 0;         // positions of a row of dy, of what is summed without a break: row or plane
   int64_t in_block = 0, in_blocks = 0, out_block = 0, out_blocks = 0;
+  int64_t groups = 1;                       // of a block: groups of few channels are packed side by side
   int64_t slices = 0, chunks = 0;           // of the reduction
   int64_t copies = 0;                       // of the box: 2 where a tap is an odd distance
   int64_t dy_pitch = 0, copy_elements = 0;  // of a row of A, of one copy of the box
@@ -30,8 +31,9 @@ struct PairedGradient {
   int64_t sums_bytes = 0, slot_bytes = 0, partial_bytes = 0, bias_bytes = 0;
 
   PairedGradient(const Problem& problem, const Gemm* gemm);
-  int64_t blocks() const { return problem.geo.G * in_blocks * out_blocks; }
-  int64_t columns() const { return round_up(in_block, gemm->cols); }
+  int64_t blocks() const { return ceil_div(problem.geo.G, groups) * in_blocks * out_blocks; }
+  int64_t columns() const { return round_up(in_block, gemm->cols); }  // of the sums: one group's
+  int64_t box_columns() const { return groups > 1 ? round_up(groups * problem.geo.group_in(), gemm->cols) : columns(); }
   int64_t entries(int64_t image_count, int64_t depth, int64_t height) const {
     return image_count * depth * (joined_rows ? 1 : height);
   }

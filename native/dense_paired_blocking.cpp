@@ -12,6 +12,7 @@ namespace {
 constexpr int64_t near_bytes = 900 << 10;
 constexpr int64_t partial_budget = 64 << 20;
 constexpr int64_t tasks_wanted = 16;
+constexpr int64_t most_together = 256;  // channels of groups that are packed side by side
 
 // Cycles on a processor with AMX: one step of 2 x 2 tiles, a call with its sums, an element of dy and of x packed, a
 // row started, an element of sums added to another slice's.
@@ -47,9 +48,9 @@ bool PairedGradient::lay_out(int64_t limit) {
   entry = joined_rows ? by_plane : row_pitch;
   dy_pitch = convgrad::row_pitch(entries(images, tile[0], h) * entry, 2);
   // A call may read past the box by the gap behind a row or plane; the taps' distances are inside of it.
-  copy_elements = (images * box.positions() + 2 * (k + box.pitch)) * columns();
+  copy_elements = (images * box.positions() + 2 * (k + box.pitch)) * box_columns();
   in_blocks = ceil_div(geo.group_in(), in_block);
-  out_blocks = ceil_div(geo.group_out(), out_block);
+  out_blocks = groups > 1 ? 1 : ceil_div(geo.group_out(), out_block);
   dy_plane = round_up(out_block * dy_pitch * 2 + 64, 64);
   box_plane = round_up(copies * copy_elements * 2, 64);
   sums_bytes = round_up(geo.taps() * out_block * columns() * 4, 64);
@@ -76,10 +77,11 @@ double PairedGradient::cycles(double cores) const {
   const double steps = double(entry_count * entry / gemm->k_multiple);
   const int64_t joined = std::max<int64_t>(1, gemm->near_k / entry);
   const double calls = double(ceil_div(entry, piece()) * ceil_div(entry_count, joined));
-  const double tile_pairs = double(round_up(out_block, 16)) / 32 * double(round_up(in_block, 16)) / 32;
+  const int64_t in = groups > 1 ? geo.group_in() : in_block, out = out_block / groups;
+  const double tile_pairs = double(groups) * double(round_up(out, 16)) / 32 * double(round_up(in, 16)) / 32;
   double chunk = taps * tile_pairs * (steps * step_cycles * products + calls * call_cycles);
   chunk += gemm->parts * double(entry_count * entry * out_block) * dy_cycles;
-  chunk += gemm->parts * double(positions * columns()) * (x_cycles + double(copies - 1) * shift_cycles);
+  chunk += gemm->parts * double(positions * box_columns()) * (x_cycles + double(copies - 1) * shift_cycles);
   chunk += row_cycles * double(positions / box.pitch + images * tile[0] * tile[1]);
   const int64_t kept = gemm->parts * (dy_plane + box_plane) + sums_bytes;
   if (kept > near_bytes) chunk *= 1 + 0.3 * double(kept - near_bytes) / double(near_bytes);
@@ -91,14 +93,24 @@ double PairedGradient::choose_blocking(int64_t limit) {
   const Geometry& geo = problem.geo;
   const std::vector<int64_t> ins = channel_blocks(geo.group_in()), outs = channel_blocks(geo.group_out());
   double best = -1;
-  const auto consider = [&](PairedGradient p, int64_t in, int64_t out, double cores) {
+  const auto consider = [&](PairedGradient p, int64_t in, int64_t out, int64_t groups, double cores) {
     p.in_block = in;
     p.out_block = out;
+    p.groups = groups;
     if (!p.lay_out(limit)) return;
     const double estimate = p.cycles(cores);
     if (best >= 0 && estimate >= best) return;
     best = estimate;
     *this = p;
+  };
+
+  const auto consider_channels = [&](const PairedGradient& p, double cores) {
+    for (int64_t in : ins)
+      for (int64_t out : outs) consider(p, in, out, 1, cores);
+    // Several groups, where each one's columns lie inside of a panel.
+    if (geo.group_in() % gemm->cols == 0 || 2 * geo.group_in() == gemm->cols)
+      for (int64_t groups = 2; groups <= geo.G && groups * geo.group_in() <= most_together; groups *= 2)
+        consider(p, round_up(geo.group_in(), gemm->cols), groups * geo.group_out(), groups, cores);
   };
 
   PairedGradient p = *this;
@@ -116,8 +128,7 @@ double PairedGradient::choose_blocking(int64_t limit) {
           if (p.box.tap_position(0, 0, tw) % 2) p.copies = 2;
         const bool whole = w == geo.out[2] && h == geo.out[1] && d == geo.out[0];
         for (p.images = 1; p.images <= (whole ? std::min<int64_t>(geo.N, 16) : 1); p.images *= 2)
-          for (int64_t in : ins)
-            for (int64_t out : outs) consider(p, in, out, 4);
+          consider_channels(p, 4);
       }
     }
   }
@@ -126,9 +137,7 @@ double PairedGradient::choose_blocking(int64_t limit) {
   // threads they may be larger, so that activations are packed less often.
   best = -1;
   p = *this;
-  const double cores = std::max(problem.threads, 1);
-  for (int64_t in : ins)
-    for (int64_t out : outs) consider(p, in, out, cores);
+  consider_channels(p, std::max(problem.threads, 1));
   return best;
 }
 
@@ -136,11 +145,12 @@ std::string PairedGradient::describe() const {
   char text[400];
   std::snprintf(text, sizeof text,
                 "tile %lldx%lldx%lld pixels x %lld images (%lld chunks in %lld slices), %s, %lld cop%s of x; "
-                "%lld of %lld channels, %lld of %lld result channels; %lld blocks",
+                "%lld of %lld channels, %lld of %lld result channels, %lld group%s; %lld blocks",
                 (long long)tile[0], (long long)tile[1], (long long)tile[2], (long long)images, (long long)chunks,
                 (long long)slices, joined_rows ? "rows joined" : "row by row", (long long)copies,
                 copies == 1 ? "y" : "ies", (long long)in_block, (long long)problem.geo.group_in(),
-                (long long)out_block, (long long)problem.geo.group_out(), (long long)blocks());
+                (long long)(out_block / groups), (long long)problem.geo.group_out(), (long long)groups,
+                groups == 1 ? "" : "s", (long long)blocks());
   return text;
 }
 

@@ -16,20 +16,29 @@ struct Region {
   int64_t channels, first[3], last[3], element;
 };
 
+// Results of so many bytes are not in a cache when they are read again: whole lines of them are written around it.
+inline bool writes_around_caches(int64_t bytes) { return bytes > (8 << 20); }
+
 // Bring the cache line at `p` in, to be read or written. NOTE: the compiler drops calls of functions that do nothing but
 // __builtin_prefetch; it keeps these.
 #if defined(__x86_64__)
 inline void fetch_to_read(const char* p) { asm volatile("prefetcht0 %0" : : "m"(*p)); }
 inline void fetch_to_write(const char* p) { asm volatile("prefetchw %0" : : "m"(*p)); }
+inline void finish_streams() { asm volatile("sfence" : : : "memory"); }  // others see what was written around caches
 #else
 inline void fetch_to_read(const char* p) { __builtin_prefetch(p); }
 inline void fetch_to_write(const char* p) { __builtin_prefetch(p, 1); }
+inline void finish_streams() {}
 #endif
 
 // The cache lines of rows of bytes, at most so many, as a kernel's call takes them: to be written.
 inline int64_t lines_to_write(const char* row, int64_t rows, int64_t stride, int64_t bytes, const char** lines,
                               int64_t most) {
   int64_t n = 0;
+  if ((reinterpret_cast<uintptr_t>(row) | uintptr_t(stride)) % 64 == 0 && bytes <= 64) {
+    for (; n < std::min(rows, most); ++n) lines[n] = row + n * stride + 1;
+    return n;
+  }
   for (int64_t i = 0; i < rows; ++i, row += stride)
     for (const char* at = row - reinterpret_cast<uintptr_t>(row) % 64; at < row + bytes && n < most; at += 64)
       lines[n++] = at + 1;

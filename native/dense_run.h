@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "dense_correlate.h"
+#include "dense_prefetch.h"
 #include "dense_store.h"
 
 namespace convgrad {
@@ -20,6 +21,7 @@ struct Run {
   Store<T> store;
   T* weight;
   char* slots;
+  bool large;  // the result: see writes_around_caches
   // Of operands in parts: what the weight holds, and whether the parts do not suffice.
   mutable std::mutex mutex;
   mutable Magnitudes weight_met;
@@ -32,7 +34,8 @@ struct Run {
         packer(*correlation.problem.isa, correlation.problem.dtype, correlation.problem.compute,
                correlation.gemm->parts),
         store(*correlation.problem.isa, correlation.problem.out_dtype),
-        weight(reinterpret_cast<T*>(args.workspace)), slots(args.workspace + correlation.weight_bytes) {}
+        weight(reinterpret_cast<T*>(args.workspace)), slots(args.workspace + correlation.weight_bytes),
+        large(writes_around_caches(correlation.result_bytes())) {}
 
   // Elements of the packed weight before [group][channel block][phase][panel][tap].
   int64_t weight_at(int64_t group, int64_t block, const Phase& phase, int64_t panel) const {
@@ -60,9 +63,14 @@ struct Run {
 // Packs the whole weight, once per call: [group][channel block][phase][panel][tap][micro-kernel's layout].
 template <typename T>
 void pack_weight(const Run<T>& run);
-// Packs `count` panels of it, from `first` on, one after the other; says what it met.
+// Packs `count` panels of it, from `first` on, one after the other; says what it met. Weights whose taps do not lie
+// side by side can be packed for some of the (padded) summed channels of the block at a time.
 template <typename T>
 Magnitudes pack_panels(const Run<T>& run, int64_t group, int64_t block, const Phase& phase, int64_t first,
-                       int64_t count, T* dst);
+                       int64_t count, T* dst, int64_t first_channel = 0, int64_t last_channel = INT64_MAX);
+
+// Queues what packing the task's own panels from `panel` on will read, where it lies in runs of more than a cache line.
+template <typename T>
+void fetch_panels(const Run<T>& run, int64_t group, int64_t block, int64_t panel, Prefetch& prefetch);
 
 }  // namespace convgrad

@@ -5,6 +5,28 @@
 
 namespace convgrad {
 
+void ResultRows::locate(const Correlation& plan, const Phase& phase, const std::vector<Strip>& strips,
+                        const Tensor& result, const int64_t (&origin)[3], const int64_t (&length)[3]) {
+  const AxisPhase &pd = *phase.axis[0], &ph = *phase.axis[1], &pw = *phase.axis[2];
+  const int64_t pitch = plan.box.pitch;
+  rows_.clear();
+  first_.assign(1, 0);
+  for (const Strip& strip : strips) {
+    const int64_t plane = (pd.first + (origin[0] + strip.depth) * pd.stride) * result.stride[axis_d];
+    const int64_t start = strip.position - strip.depth * plan.box.height * pitch, last = start + strip.count;
+    for (int64_t at = start; at < last;) {
+      const int64_t row = at / pitch, column = at % pitch, next = std::min(last, (row + 1) * pitch);
+      const int64_t count = std::min(next - at, length[2] - column);
+      if (count > 0)
+        rows_.push_back({at - start, count,
+                         plane + (ph.first + (origin[1] + row) * ph.stride) * result.stride[axis_h] +
+                             (pw.first + (origin[2] + column) * pw.stride) * result.stride[axis_w]});
+      at = next;
+    }
+    first_.push_back(rows_.size());
+  }
+}
+
 StripCutter::TapRange StripCutter::landing_taps(const Correlation& plan, const Phase& phase, int axis, int64_t origin,
                                                 int64_t count) {
   const std::vector<int>& list = phase.axis[axis]->taps;
@@ -71,6 +93,8 @@ void StripCutter::find_segments(const Correlation& plan, const Phase& phase, int
     edges_.push_back(pixels.last);
   }
   std::sort(edges_.begin(), edges_.end());
+  edges_.erase(std::unique(edges_.begin(), edges_.end()), edges_.end());
+  if (4 * int64_t(edges_.size()) > length) return;  // of few pixels each: too many strips, and long to find
   edges_.push_back(length);
   for (size_t i = 0; i + 1 < edges_.size(); ++i) {
     const int64_t count = edges_[i + 1] - edges_[i];

@@ -24,6 +24,26 @@ struct TapSet {
   bool operator==(const TapSet&) const = default;
 };
 
+// Pixels of a strip that follow each other in a row of the result.
+struct ResultRow {
+  int64_t from, count, offset;  // the first one's number in the strip; bytes from the image's first result on
+};
+
+// The rows of all strips of a tile: where they lie is the same for every panel of result channels.
+class ResultRows {
+ public:
+  void locate(const Correlation& plan, const Phase& phase, const std::vector<Strip>& strips, const Tensor& result,
+              const int64_t (&origin)[3], const int64_t (&length)[3]);
+  template <typename Body>
+  void each(size_t strip, Body&& body) const {
+    for (size_t i = first_[strip]; i < first_[strip + 1]; ++i) body(rows_[i]);
+  }
+
+ private:
+  std::vector<ResultRow> rows_;
+  std::vector<size_t> first_;  // of every strip
+};
+
 class StripCutter {
  public:
   // The pixels of the tile at `origin`; `rows_touch`: a strip may run over the rows of a plane; `direct`: the source is

@@ -109,6 +109,7 @@ class SliceTask {
       if (!careful) {
         pack_and_multiply(plan_.box, plan_.joined_rows, nullptr);
         if (plan_.gemm->parts > 1 && !suffices()) return;
+        if (stores_) finish_streams();
         continue;
       }
       for (int64_t td = 0; td < geo_.kernel[0]; ++td)
@@ -293,6 +294,9 @@ class SliceTask {
     call.accumulate = !starts_;
     call.a_plane = plan_.box_plane();
     call.b_plane = plan_.dy_plane();
+    call.rounded_stride = arguments_.w.stride[axis_i];
+    call.nan = &stored_nan_;
+    call.stream = streams_weight(geo_, arguments_.w, group_ * geo_.group_out() + out_first_);
     // Row by row, a tap needs only the columns for which it lands.
     const int64_t grain = gemm.k_multiple;
     columns_.clear();
@@ -316,6 +320,8 @@ class SliceTask {
         for (int64_t n = 0; n < out_count_; n += gemm.cols) {
           const char* panel = reinterpret_cast<const char*>(dy_ + n * dy_positions);
           const auto kernel = gemm.run_half && out_count_ - n <= gemm.cols / 2 ? gemm.run_half : gemm.run;
+          const bool rounds = stores_ && gemm.rounds && plan_.problem.out_dtype == Dtype::bf16 &&
+                              out_count_ - n >= (kernel == gemm.run ? gemm.cols : gemm.cols / 2);
           for (int64_t m = 0; m < in_count_; m += plan_.row_panel) {
             call.rows = int(std::min(plan_.row_panel, in_count_ - m));
             call.far = true;
@@ -349,13 +355,14 @@ class SliceTask {
                   call.c = reinterpret_cast<char*>(sums);
                   if (near) call.next_c = call.c + plan_.in_block * columns * int64_t(sizeof(Sum));
                   call.fetch_count = 0;
-                  if (stores_)
+                  call.rounded = rounds ? tile_at(m, n, td, th, tw) : nullptr;
+                  if (stores_ && !rounds)
                     call.fetch_count = lines_to_write(tile_at(m, n, td, th, tw), call.rows, arguments_.w.stride[axis_i],
                                                       gemm.cols * size_of(plan_.problem.out_dtype), lines, most_lines);
                   call.fetch_count += prefetch_.take(lines + call.fetch_count);
                   kernel(call);
                   call.far = !near;
-                  if (stores_) store_tile(sums, call, m, n, td, th, tw);
+                  if (stores_ && !rounds) store_tile(sums, call, m, n, td, th, tw);
                 }
               }
           }
@@ -430,9 +437,11 @@ bool run_weight_gradient(const WeightGradient& plan, const Arguments& arguments)
       SliceTask<T> task(plan, arguments, packer, block * plan.slices, slot);
       for (int64_t tap = 0; tap < geo.taps(); ++tap) {
         Sum* total = task.partial(block, 0) + (tap * plan.in_block + first) * columns;
-        for (int64_t slice = 1; slice < plan.slices; ++slice) {
-          const Sum* part = total + slice * size;
-          for (int64_t i = 0; i < count * columns; ++i) total[i] += part[i];
+        if constexpr (std::is_same_v<Sum, float>) {
+          plan.problem.isa->gemm->add_lines(total, count * columns, size, plan.slices - 1);
+        } else {
+          for (int64_t slice = 1; slice < plan.slices; ++slice)
+            for (int64_t i = 0; i < count * columns; ++i) total[i] += total[slice * size + i];
         }
       }
       task.store(task.partial(block, 0), first, count);

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "dense_prefetch.h"
 #include "dense_store.h"
 #include "dense_weight.h"
 
@@ -20,6 +21,14 @@ inline void copy_sums(const Sum* from, int64_t n, Sum* to) {
   } else {
     std::copy(from, from + n, to);
   }
+}
+
+// Whether rows of 32 bf16 from output channel `first` on are cache lines of a result too large to stay in the cache.
+inline bool streams_weight(const Geometry& geo, const Tensor& w, int64_t first) {
+  uintptr_t places = reinterpret_cast<uintptr_t>(w.data + first * w.stride[axis_o]) | uintptr_t(w.stride[axis_i]);
+  for (int axis : {axis_d, axis_h, axis_w})
+    if (geo.kernel[axis - axis_d] > 1) places |= uintptr_t(w.stride[axis]);
+  return places % 64 == 0 && writes_around_caches(geo.K * geo.group_in() * geo.taps() * size_of(Dtype::bf16));
 }
 
 // Sums [tap][c][k] to the result by its strides. Lines of the result run along its densest axis: k (HWIO), or for each

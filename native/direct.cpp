@@ -74,7 +74,7 @@ bool group_units(const Problem& problem, DirectUnits& units) {
   units.group_to = to;
   units.group_from = from;
   const bool shared = to < units.lanes;  // several groups in a vector
-  if (weight && (geo.G == 1 || problem.wrt & wrt_bias || from % 4 || (!f32 && !shared && from % 16))) return false;
+  if (weight && (geo.G == 1 || problem.wrt & wrt_bias || from % 4)) return false;
   if (geo.G == 1 && !is_small(to, from, geo.taps())) return false;
   return problem.isa->level >= 2 && (f32 || pairs) && (weight || problem.dtype == problem.out_dtype) &&
          !problem.isa->rounding(problem.dtype, problem.compute) && units.channels % units.lanes == 0 &&

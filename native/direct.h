@@ -56,7 +56,8 @@ struct DirectRows {
   int64_t source_size[3];
   int64_t first_unit, unit_count;
   int64_t first[2], extent[2], width;
-  bool stream;
+  bool stream;  // units are whole lines of the caches and written around them
+  char* row;    // where rows whose units are not are put together, to be written around the caches as one; or null
 };
 
 // The products of a box of pixels of plane z of dy with the inputs they reach, added to `sums`.
@@ -67,8 +68,14 @@ struct DirectWeightGrad {
   const int64_t *x_stride, *dy_stride;
   int64_t first_unit, unit_count;
   int64_t z, first, rows, first_pixel, pixels;
+  int64_t full_rows;                      // of a box that is not the last of its plane
   bool bias;                              // sums of dy too
   float* sums;                            // [unit][tap, then bias][place]; groups: [unit][output channel][tap][lane]
+  // Of groups that fill a vector: room for copies of their pixels, and how many bytes away those
+  // of the next box are.
+  char* gathered;
+  int64_t x_ahead, dy_ahead;
+  void* fetcher;                          // the kernel's own: what is gathered next
 };
 
 // The units of a problem that these kernels serve, whatever its arrays' strides; false: the problem is not theirs.

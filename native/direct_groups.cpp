@@ -134,6 +134,8 @@ CONVGRAD_INLINE void slide(VecF* sum, const Sweep& sweep, const char* from, cons
 template <int P>
 CONVGRAD_INLINE void finish_tile(Sweep& sweep, const char* from, char* to, const VecF* sum) {
   if (sweep.lines) {
+    if (words_are_pairs)  // half lines are not written around the caches: those of the next row are fetched
+      for (int p = 0; p < P; ++p) __builtin_prefetch(to + p * sweep.to_pixel + sweep.to_row, 1, 3);
     for (int64_t i = 0; i < sweep.lines; ++i) __builtin_prefetch(sweep.next + i * 64, 0, 2);
     sweep.next += sweep.lines * 64;
   } else {

@@ -16,7 +16,7 @@ struct Sweep {
   int64_t t, r, s;
   int64_t from_t, from_r, from_s, from_pixel;
   int64_t w_t, w_r, w_s;
-  int64_t to_pixel;
+  int64_t to_pixel, to_row;
   int64_t step, tap_step;    // source pixels from one result pixel, and from one tap, to the next
   uint64_t low, size;        // a source pixel, counted from the tile's first, lies in the tensor if it + low < size
   // What the next row will read: fetched line after line, whatever order the tiles have, so that the hardware sees a
@@ -40,6 +40,18 @@ CONVGRAD_INLINE void in_register(VecF& v) {
 #elif defined(__x86_64__)
   asm("" : "+x"(v));
 #endif
+}
+
+// Writes `bytes` around the caches, wherever they begin in a line.
+static inline void stream_row(const char* from, char* to, int64_t bytes) {
+#if CONVGRAD_VECTOR_BYTES == 64
+  const int64_t ahead = -intptr_t(to) & 63, head = ahead < bytes ? ahead : bytes, tail = (bytes - head) % 64;
+  __builtin_memcpy(to, from, size_t(head));
+  for (int64_t i = head; i < bytes - tail; i += 64)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), _mm512_loadu_si512(from + i));
+  from += bytes - tail, to += bytes - tail, bytes = tail;
+#endif
+  __builtin_memcpy(to, from, size_t(bytes));
 }
 
 // The width whose tiles cost least; the last tile overlaps its neighbour.
@@ -72,6 +84,7 @@ struct RowsJob {
 
   explicit RowsJob(const DirectRows& j) : job(j), unit_floats(j.units.tap_floats()), bytes(size_of(j.units.dtype)) {
     sweep.stream = j.stream;
+    sweep.to_row = j.to_stride[axis_h];
     U::prepare(j.units, sweep);
   }
 
@@ -155,25 +168,29 @@ struct RowsJob {
     const int64_t least = job.units.group_to ? 1 : 4;
     const int64_t units = job.unit_count, most = fit < least ? least : fit;
     const int64_t pieces = (units + most - 1) / most;
-    // Units of one group read the same pixels: these go by once, row by row.
-    const bool alone = job.units.group_to == job.units.channels;
+    // Units of one group read the same pixels: these go by once, row by row. So do pixels that meet few weights each.
+    const bool alone = job.units.group_to && (job.units.group_to == job.units.channels ||
+                                              (job.taps == 1 && units * unit_bytes <= 128 << 10));
     whole = (pieces == 1 || alone) && units == job.units.units();
     const int64_t sweeps = alone ? 1 : pieces;
+    char* const together = whole ? job.row : nullptr;
     for (int64_t i = 0; i < sweeps; ++i)
       for (int64_t z = job.first[0]; z < job.first[0] + job.extent[0]; ++z)
         for (int64_t y = job.first[1]; y < job.first[1] + job.extent[1]; ++y) {
           from_row = w_row = 0;
           sweep.t = take_axis(0, z, sweep.from_t, sweep.w_t);
           sweep.r = take_axis(1, y, sweep.from_r, sweep.w_r);
-          char* row = job.to + z * job.to_stride[axis_d] + y * job.to_stride[axis_h];
+          char* const to = job.to + z * job.to_stride[axis_d] + y * job.to_stride[axis_h];
+          char* const row = together ? together : to;
           for (int64_t piece = i; piece < pieces; piece += sweeps) {
             const int64_t first_unit = job.first_unit + units * piece / pieces;
             const int64_t count = job.first_unit + units * (piece + 1) / pieces - first_unit;
             for (int64_t x = 0; x < job.phases[2]; ++x) x_phase(job.phase[2][x], row, first_unit, count);
           }
+          if (together) stream_row(row, to, job.width * job.to_stride[axis_w]);
         }
 #if CONVGRAD_VECTOR_BYTES == 64
-    if (job.stream) _mm_sfence();
+    if (job.stream || together) _mm_sfence();
 #endif
   }
 };

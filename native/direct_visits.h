@@ -1,7 +1,8 @@
 // The visits of a direct weight gradient: which rows and pixels of dy meet which taps; see direct.h.
 //
 // A kind of tile is a class with the `rows` and `columns` of taps it can have, `most_taps` of them together, the output
-// channels (`words`) of a tile and how many `chunks` of them a group has, a table of tiles, and `prepare`.
+// channels (`words`) of a tile and how many `chunks` of them a group has, a table of tiles, whether these ask for every
+// row which of their taps land (`asks_rows`), and `prepare`.
 #pragma once
 
 #include "direct.h"
@@ -19,12 +20,14 @@ struct Visit {
   int64_t step, tap_step;                    // input pixels per output pixel and per tap
   int64_t first, size;                       // the input pixel of output pixel 0 and tap 0; input pixels of a row
   int64_t inner_low, inner_high;             // output pixels whose taps all land
+  int64_t y_step, y_tap_step, y_first, y_size;  // as the four above along y; for tiles that ask which rows land
   // What the next box will read, fetched line after line, whatever order the tiles have: the hardware sees streams.
   const char *dy_next, *x_next;              // null: nothing to fetch
   int64_t x_lines;                           // per line of dy
   int64_t sum_r, sum_s;                      // floats
   // Of groups: the output channels of a lane's group that a tile has, and where they are among 16 of dy.
   int64_t chunk, sum_word;
+  void* fetcher;
   int32_t first_word[16];
 };
 
@@ -61,19 +64,25 @@ struct WeightJob {
     v.step = g.stride[2];
     v.tap_step = g.dilation[2];
     v.size = g.in[2];
-    // What comes next lies beside this box, or below it: `unread` positions of x are known already.
-    const bool part = j.pixels < g.out[2];
-    const int64_t y = j.first * g.stride[1] - g.pad[1] + (part ? 0 : (g.kernel[1] - 1) * g.dilation[1]);
+    v.y_step = g.stride[1];
+    v.y_tap_step = g.dilation[1];
+    v.y_size = g.in[1];
+    // What comes next lies beside this box, in the next plane, or below it, where x shares rows with this box. Every
+    // box fetches as many rows as it has itself, all at one distance: so nothing is left out where the last is lower.
+    const bool part = j.pixels < g.out[2], behind = !part && j.z + 1 < g.out[0];
+    const int64_t below = part || behind ? 0 : j.full_rows, halo = part || behind ? 0 : (g.kernel[1] - 1) * g.dilation[1];
+    const int64_t y = j.first * g.stride[1] - g.pad[1] + halo;
     const int64_t x = j.first_pixel * g.stride[2] - g.pad[2] + (part ? (g.kernel[2] - 1) * g.dilation[2] : 0);
-    const int64_t z = j.z * g.stride[0] + (g.kernel[0] - 1) * g.dilation[0] - g.pad[0];
-    dy_next = j.dy + j.z * j.dy_stride[axis_d] + j.first * v.dy_row + j.first_pixel * v.dy_pixel +
-              (part ? j.pixels * v.dy_pixel : j.rows * v.dy_row);
-    x_next = j.x + z * j.x_stride[axis_d] + y * j.x_stride[axis_h] + x * j.x_stride[axis_w] +
-             (part ? j.pixels * v.x_pixel : j.rows * v.x_row);
+    const int64_t z = (j.z + behind) * g.stride[0] + (g.kernel[0] - 1) * g.dilation[0] - g.pad[0];
+    dy_next = j.dy + (j.z + behind) * j.dy_stride[axis_d] + (j.first + below) * v.dy_row +
+              (j.first_pixel + (part ? j.pixels : 0)) * v.dy_pixel;
+    x_next = j.x + z * j.x_stride[axis_d] + y * j.x_stride[axis_h] + x * j.x_stride[axis_w] + below * v.x_row +
+             (part ? j.pixels * v.x_pixel : 0);
     v.x_lines = g.stride[2] * (part ? 1 : g.stride[1]);
     v.sum_s = unit;
     v.sum_r = unit * g.kernel[2];
     v.sum_word = unit * g.taps();
+    v.fetcher = j.fetcher;
     T::prepare(j.units, v);
   }
 
@@ -100,7 +109,7 @@ struct WeightJob {
     v.inner_high = (last.high < first.high ? last.high : first.high) - job.first_pixel;
     if (v.inner_low >= v.inner_high) v.inner_low = v.inner_high = v.pixels;
     const int64_t in_z = job.z * g.stride[0] + t * g.dilation[0] - g.pad[0];
-    const int64_t in_y = y.low * g.stride[1] + r * g.dilation[1] - g.pad[1];
+    const int64_t in_y = v.y_first = y.low * g.stride[1] + r * g.dilation[1] - g.pad[1];
     const char* dy = job.dy + dy_channel + job.z * job.dy_stride[axis_d] + y.low * job.dy_stride[axis_h] +
                      job.first_pixel * v.dy_pixel;
     const char* x = job.x + x_channel + in_z * job.x_stride[axis_d] + in_y * job.x_stride[axis_h] +
@@ -109,7 +118,7 @@ struct WeightJob {
     tile(v, dy, x, sums + ((t * g.kernel[1] + r) * g.kernel[2] + s) * unit);
   }
 
-  // A tile of taps. Rows that some of its taps do not reach are visited tap row by tap row.
+  // A tile of taps. Rows that some of its taps do not reach are visited tap row by tap row, unless its tiles ask.
   void taps(int64_t t, int64_t r, int r_index, int64_t s, int s_index, float* sums) {
     const int rn = T::rows[r_index];
     Range common{job.first, job.first + job.rows}, rows[8];
@@ -118,11 +127,20 @@ struct WeightJob {
       if (rows[i].low > common.low) common.low = rows[i].low;
       if (rows[i].high < common.high) common.high = rows[i].high;
     }
+    if (T::asks_rows) {  // all rows from the first that some tap reaches to the last
+      Range reached{job.first + job.rows, job.first};
+      for (int i = 0; i < rn; ++i) {
+        if (rows[i].low == rows[i].high) continue;
+        if (rows[i].low < reached.low) reached.low = rows[i].low;
+        if (rows[i].high > reached.high) reached.high = rows[i].high;
+      }
+      common = reached;
+    }
     const bool some = common.low < common.high;
     visit(t, r, r_index, s, s_index, common, sums);
     if (v.dy_next) dy_next = v.dy_next, x_next = v.x_next;
     v.dy_next = v.x_next = nullptr;
-    if (rn == 1) return;
+    if (rn == 1 || T::asks_rows) return;
     for (int i = 0; i < rn; ++i) {
       visit(t, r + i, 0, s, s_index, {rows[i].low, some ? common.low : rows[i].high}, sums);
       if (some) visit(t, r + i, 0, s, s_index, {common.high, rows[i].high}, sums);

@@ -20,9 +20,18 @@ void visit_tile(Visit& v, const char* dy, const char* x, float* sums) {
   constexpr int K = U::vectors;
   constexpr int free_vectors = (registers - 1 - R * S * K - K) / K;
   constexpr int most = !Slide ? 1 : free_vectors > 6 ? 6 : free_vectors < 2 ? 2 : free_vectors;  // pixels at once
-  VecF sum[R][S][K] = {};
-  for (int64_t y = 0; y < v.rows; ++y, dy += v.dy_row, x += v.x_row) {
+  // Whole rows of a convolution that keeps their width: which taps land at their ends is known, nothing is asked.
+  constexpr int pad = (S - 1) / 2, narrow = 7, first = most + pad <= narrow ? most : narrow - pad;
+  constexpr bool ends = Slide && S % 2 == 1 && pad > 0 && first >= pad;
+  const bool whole = ends && v.first == -pad && v.pixels == v.size && v.pixels >= narrow;
+  VecF sum[R][S][K];  // NOTE: GCC 12 would clear "= {}" in memory, string by string
+#pragma GCC unroll 64
+  for (int i = 0; i < R * S * K; ++i) sum[i / (S * K)][i / K % S][i % K] = VecF{};
+  int64_t in_y = v.y_first;
+  for (int64_t y = 0; y < v.rows; ++y, dy += v.dy_row, x += v.x_row, in_y += v.y_step) {
     const char *g = dy, *p = x;
+    unsigned lands = 0;  // a bit per row of taps
+    for (int r = 0; r < R; ++r) lands |= unsigned(uint64_t(in_y + r * v.y_tap_step) < uint64_t(v.y_size)) << r;
     const auto edge = [&](int64_t from, int64_t to) {
       g = dy + from * v.dy_pixel;
       p = x + from * v.x_pixel;
@@ -32,7 +41,9 @@ void visit_tile(Visit& v, const char* dy, const char* x, float* sums) {
 #pragma GCC unroll 8
         for (int s = 0; s < S; ++s) {
           if (uint64_t(v.first + q * v.step + s * v.tap_step) >= uint64_t(v.size)) continue;
+#pragma GCC unroll 5
           for (int r = 0; r < R; ++r) {
+            if (!(lands >> r & 1)) continue;
             VecF pixel[K];
             U::load(p + r * v.x_r + s * v.x_s, pixel);
             for (int k = 0; k < K; ++k) sum[r][s][k] += grad[k] * pixel[k];
@@ -40,42 +51,61 @@ void visit_tile(Visit& v, const char* dy, const char* x, float* sums) {
         }
       }
     };
-    edge(0, v.inner_low);
-    int64_t q = v.inner_low;
-    g = dy + q * v.dy_pixel;
-    p = x + q * v.x_pixel;
-    const auto inner = [&]<int Q>() __attribute__((always_inline)) {
-      for (; q + Q <= v.inner_high; q += Q, g += Q * v.dy_pixel, p += Q * v.x_pixel) {
-        VecF grad[Q][K];
+    // Q pixels; at an end of a row `pad` inputs do not exist.
+    const auto block = [&]<int Q, bool Left, bool Right>() __attribute__((always_inline)) {
+      VecF grad[Q][K];
 #pragma GCC unroll 8
-        for (int i = 0; i < Q; ++i) U::load(g + i * v.dy_pixel, grad[i]);
-        fetch(v, Q, U::bytes);
+      for (int i = 0; i < Q; ++i) {
+        U::load(g + i * v.dy_pixel, grad[i]);
+      }
+      fetch(v, Q, U::bytes);
 #pragma GCC unroll 5
-        for (int r = 0; r < R; ++r) {
-          if constexpr (Slide) {
+      for (int r = 0; r < R; ++r) {
+        if (!(lands >> r & 1)) continue;
+        if constexpr (Slide) {
 #pragma GCC unroll 16
-            for (int i = 0; i < Q + S - 1; ++i) {
-              VecF pixel[K];
-              U::load(p + r * v.x_r + i * v.x_pixel, pixel);
+          for (int i = Left ? pad : 0; i < Q + S - 1 - (Right ? pad : 0); ++i) {
+            VecF pixel[K];
+            U::load(p + r * v.x_r + i * v.x_pixel, pixel);
 #pragma GCC unroll 8
-              for (int s = 0; s < S; ++s)
-                if (i - s >= 0 && i - s < Q)
-                  for (int k = 0; k < K; ++k) sum[r][s][k] += grad[i - s][k] * pixel[k];
-            }
-          } else {
+            for (int s = 0; s < S; ++s)
+              if (i - s >= 0 && i - s < Q)
+                for (int k = 0; k < K; ++k) sum[r][s][k] += grad[i - s][k] * pixel[k];
+          }
+        } else {
 #pragma GCC unroll 8
-            for (int s = 0; s < S; ++s) {
-              VecF pixel[K];
-              U::load(p + r * v.x_r + s * v.x_s, pixel);
-              for (int k = 0; k < K; ++k) sum[r][s][k] += grad[0][k] * pixel[k];
-            }
+          for (int s = 0; s < S; ++s) {
+            VecF pixel[K];
+            U::load(p + r * v.x_r + s * v.x_s, pixel);
+            for (int k = 0; k < K; ++k) sum[r][s][k] += grad[0][k] * pixel[k];
           }
         }
       }
+      g += Q * v.dy_pixel;
+      p += Q * v.x_pixel;
     };
-    inner.template operator()<most>();
-    if constexpr (most > 2) inner.template operator()<2>();
-    edge(q, v.pixels);
+    int64_t q = 0, end = v.inner_high;
+    if (ends && whole) {
+      if constexpr (ends) block.template operator()<first, true, false>();
+      q = first;
+      end = v.pixels - pad;
+    } else {
+      edge(0, v.inner_low);
+      q = v.inner_low;
+      g = dy + q * v.dy_pixel;
+      p = x + q * v.x_pixel;
+    }
+    for (; q + most <= end; q += most) block.template operator()<most, false, false>();
+    if constexpr (most > 2)
+      for (; q + 2 <= end; q += 2) block.template operator()<2, false, false>();
+    if (ends && whole) {
+      if constexpr (ends) {
+        if (q < end) block.template operator()<1, false, false>();
+        block.template operator()<pad, false, true>();
+      }
+    } else {
+      edge(q, v.pixels);
+    }
   }
   for (int r = 0; r < R; ++r)
     for (int s = 0; s < S; ++s)
@@ -111,6 +141,7 @@ struct ChannelTiles {
   static constexpr const auto& rows = tap_rows;
   static constexpr const auto& columns = tap_columns;
   static constexpr int most_taps = most_sums / U::vectors, words = 1;
+  static constexpr bool asks_rows = true;
   static int64_t chunks(const DirectUnits&) { return 1; }
   static void prepare(const DirectUnits&, Visit&) {}
   static Tile tile(bool slide, int r, int s) { return slide ? tiles<U, true>.of[r][s] : tiles<U, false>.of[r][s]; }

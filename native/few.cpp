@@ -8,6 +8,7 @@
 #include <memory>
 #include <numeric>
 
+#include "direct.h"
 #include "threads.h"
 
 namespace convgrad {
@@ -107,7 +108,8 @@ struct FewPlan {
   FewShape shape;
   LaneKernels kernels;
   BoxCut cut{};
-  std::vector<LanePhase> phases[3];
+  std::vector<LanePhase> phases[3], pair_phases;
+  bool pairs;  // bf16: two taps along x that follow each other are one product, see pair_taps
   int64_t images, image_blocks, batch = 1, slab_image = 0;  // slab_image: elements of the slab of one image
   int64_t packed_bytes, finite_bytes, slab_bytes, scratch_bytes;
   bool stream;
@@ -116,6 +118,13 @@ struct FewPlan {
       : problem(p), way{&problem.geo, p.wrt == wrt_input}, broadcast(broadcast),
         shape(p.geo, p.isa->vector_bytes / int(element_bytes()), way.input != broadcast), kernels(p.isa->level) {
     for (int a = 0; a < 3; ++a) phases[a] = way.phases(a);
+    pairs = broadcast && bf16_pairs(p) && p.geo.kernel[2] > (way.input ? p.geo.stride[2] : 1);
+    for (LanePhase phase : phases[2]) {
+      phase.taps = divide_up(phase.taps, 2);
+      phase.tap_step *= 2;
+      phase.source_tap_step *= 2;
+      pair_phases.push_back(phase);
+    }
     const int64_t positions = divide_up(way.to_size()[2], int64_t(phases[2].size()));
     images = positions <= 3 ? std::min({p.geo.N, most_images, std::max<int64_t>(8, p.geo.N / 8)}) : 1;
     image_blocks = divide_up(p.geo.N, images);
@@ -140,8 +149,13 @@ struct FewPlan {
 
   void choose_boxes();
   double cycles() const;
+  int64_t weight_bytes() const {
+    return problem.geo.G * shape.blocks * shape.few * problem.geo.taps() * problem.isa->vector_bytes;
+  }
   template <typename T>
   void pack(const Tensor& w, int64_t group, T* packed, bool& finite) const;
+  void pair_weights(const float* packed, uint32_t* words) const;
+  bool pair_slab(char* slab, int64_t rows, int64_t width) const;
   void box(const Arguments& args, int64_t group, int64_t image_block, const PixelBox& to_box, const char* packed,
            const bool* finite, char* scratch) const;
   void run(const Arguments& args) const;
@@ -166,6 +180,46 @@ void FewPlan::pack(const Tensor& w, int64_t group, T* packed, bool& finite) cons
         finite &= std::isfinite(line[tap]);
       }
     }
+}
+
+uint32_t bits_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
+
+// Two bf16, which are the upper halves of floats.
+uint32_t pair_of(uint32_t first, uint32_t second) { return first >> 16 | (second & 0xffff0000u); }
+
+// The weights of a group with those of the next tap of the same phase; zero where there is none.
+void FewPlan::pair_weights(const float* packed, uint32_t* words) const {
+  const int64_t S = problem.geo.kernel[2], step = phases[2][0].tap_step, L = shape.lanes;
+  const int64_t rows = shape.blocks * shape.few * problem.geo.taps() / S;
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t s = 0; s < S; ++s)
+      for (int64_t lane = 0; lane < L; ++lane, ++packed)
+        *words++ = pair_of(bits_of(*packed), s + step < S ? bits_of(packed[step * L]) : 0);
+}
+
+// Makes words of a pixel and the one that the next tap reads, in place; false where an Inf or NaN would meet a weight
+// that stands for no tap.
+bool FewPlan::pair_slab(char* slab, int64_t rows, int64_t width) const {
+  uint32_t* row = reinterpret_cast<uint32_t*>(slab);
+  constexpr uint32_t exponent = 0x7f800000;
+  uint32_t bad = 0;
+  for (int64_t i = 0; i < rows * width; ++i) bad |= (row[i] & exponent) == exponent;
+  if (bad) return false;
+  const int64_t step = phases[2][0].source_tap_step, some = std::max<int64_t>(0, width - std::llabs(step));
+  for (int64_t y = 0; y < rows; ++y, row += width) {
+    if (step > 0) {
+      for (int64_t i = 0; i < some; ++i) row[i] = pair_of(row[i], row[i + step]);
+      for (int64_t i = some; i < width; ++i) row[i] >>= 16;
+    } else {
+      for (int64_t i = width - 1; i >= width - some; --i) row[i] = pair_of(row[i], row[i + step]);
+      for (int64_t i = 0; i < width - some; ++i) row[i] >>= 16;
+    }
+  }
+  return true;
 }
 
 void FewPlan::box(const Arguments& args, int64_t group, int64_t image_block, const PixelBox& to_box, const char* packed,
@@ -200,6 +254,16 @@ void FewPlan::box(const Arguments& args, int64_t group, int64_t image_block, con
   job.batch = images > 1 ? here : batch;
   const int64_t* e = job.source_box.extent;
   job.slab_image = job.source_channels * e[0] * e[1] * e[2] * (broadcast ? 1 : shape.lanes);
+  const auto correlate = [&] {
+#if defined(__x86_64__)
+    if (pairs && *finite && pair_slab(scratch, here * job.source_channels * e[0] * e[1], e[2])) {
+      job.weights = packed + weight_bytes();
+      job.phase[2] = pair_phases.data();
+      return avx512_bf16::correlate_pairs(job);
+    }
+#endif
+    kernels.correlate(job);
+  };
   for (int64_t i = 0; i < here; ++i) {
     char* slab = scratch + i * job.slab_image * element_bytes();
     if (broadcast) {
@@ -218,17 +282,19 @@ void FewPlan::box(const Arguments& args, int64_t group, int64_t image_block, con
   job.to.stream = stream && broadcast;
   // A sole image of the last block: the kernel sees images == 1 and takes rows, one at a time.
   if (images > 1 && here == 1) job.batch = 1;
-  kernels.correlate(job);
+  correlate();
 }
 
 void FewPlan::run(const Arguments& args) const {
-  const int64_t groups = problem.geo.G, group_bytes = packed_bytes / groups, boxes = cut.boxes();
+  const int64_t groups = problem.geo.G, group_bytes = weight_bytes() / groups, boxes = cut.boxes();
   bool* finite = reinterpret_cast<bool*>(args.workspace + packed_bytes);
   char* scratch = args.workspace + packed_bytes + finite_bytes;
   parallel_for(groups, args.threads, [&](int64_t group, int) {
     char* packed = args.workspace + group * group_bytes;
     if (problem.dtype == Dtype::f64) pack(args.w, group, reinterpret_cast<double*>(packed), finite[group]);
     else pack(args.w, group, reinterpret_cast<float*>(packed), finite[group]);
+    if (pairs && finite[group])
+      pair_weights(reinterpret_cast<float*>(packed), reinterpret_cast<uint32_t*>(packed + weight_bytes()));
   });
   parallel_for(groups * image_blocks * boxes, args.threads, [&](int64_t task, int slot) {
     const int64_t group = task % groups, image_block = task / groups / boxes;
@@ -240,7 +306,7 @@ void FewPlan::run(const Arguments& args) const {
 void FewPlan::choose_boxes() {
   const Geometry& geo = problem.geo;
   const int64_t vector_bytes = problem.isa->vector_bytes;
-  packed_bytes = geo.G * shape.blocks * shape.few * geo.taps() * vector_bytes;
+  packed_bytes = weight_bytes() * (pairs ? 2 : 1);
   finite_bytes = up_to_multiple(geo.G, 64);
   for (int64_t limit = l2_bytes / 3 / vector_bytes;; limit /= 2) {
     cut = choose_box(way.to_size(), geo.G * image_blocks, limit, [&](const int64_t* e) { return held_vectors(e); });
@@ -271,8 +337,10 @@ double FewPlan::cycles() const {
   const double vectors = double(shape.blocks * shape.few * geo.taps());
   // Phases of a strided input gradient are short sums: measured 1.3 times slower per product.
   const double short_sums = way.input && geo.stride[2] > 1 && images == 1 && shape.few > 1 ? 1.3 : 1;
+  double paired = 0;  // products that are left
+  for (const LanePhase& phase : pair_phases) paired += double(phase.taps) / double(geo.kernel[2]);
   const double products = pixels * shape.blocks * shape.few * reach * per_product * short_sums *
-                          landing_share(geo);
+                          landing_share(geo) * (pairs ? paired : 1);
   // Weights that do not stay in the second-level cache come again for every row of tiles.
   double rows = double(geo.N) * geo.G / images * way.to_size()[0] * way.to_size()[1];
   if (way.input) rows /= double(geo.stride[0] * geo.stride[1]);
@@ -302,8 +370,8 @@ std::optional<Plan> plan_one(const Problem& problem, bool broadcast, std::string
   if (!fit_workspace(plan, problem, p->packed_bytes + p->finite_bytes, p->scratch_bytes, p->cycles(), why_not))
     return std::nullopt;
   plan.kernel = std::string("few_") + (broadcast ? "broadcast_" : "reduce_") +
-                (problem.dtype == Dtype::f64 ? "f64_" : "f32_") + std::to_string(p->shape.lanes) + "lanes_" +
-                compiled_level(problem.isa->level);
+                (problem.dtype == Dtype::f64 ? "f64_" : p->pairs ? "bf16_" : "f32_") + std::to_string(p->shape.lanes) +
+                "lanes_" + (p->pairs ? "avx512_bf16" : compiled_level(problem.isa->level));
   char note[256];
   std::snprintf(note, sizeof note, "%lld parts of %lld lanes, %lld boxes of %lldx%lldx%lld pixels, %lld images at once",
                 (long long)p->parts(), (long long)p->shape.lanes, (long long)p->cut.boxes(),

@@ -1,4 +1,5 @@
-// Patches: windows that do not overlap (kernel == stride) seen as fewer taps of more channels, or as a matrix product.
+// Patches: windows that do not overlap (kernel == stride) seen as fewer taps of more channels, or as a matrix product;
+// and one tap at every pixel, for which the pixels of all images can be one line.
 //
 // The pixels of a window that lie together in memory become channels. The folded problem is a dense one on the same
 // memory: nothing of an activation is moved. Weights are used where they lie if their taps are evenly spaced along
@@ -16,6 +17,7 @@ namespace {
 enum class Fold {
   none,
   image,        // the window is the whole image: a product of matrices, images are the pixels
+  pixels,       // one tap, pixels as they are: those of all images are one line
   last_columns, // channels last: the columns of a window and their channels
   first_columns // channels first: the columns of a window; the channels become planes
 };
@@ -46,10 +48,29 @@ bool memory_order(const Geometry& g, const int64_t* stride, int64_t bytes, int* 
   return true;
 }
 
+// The distance between the pixels of all images where they are evenly spaced in x and in y, in the same order: one tap
+// at every pixel. Zero: they are not.
+int64_t even_pixels(const Geometry& g, const int64_t* x, const int64_t* y, int64_t& y_step) {
+  const int64_t size[5] = {g.N, 1, g.in[0], g.in[1], g.in[2]};
+  for (int axis = 0; axis < 3; ++axis)
+    if (g.kernel[axis] != 1 || g.stride[axis] != 1 || g.pad[axis] != 0 || g.out[axis] != g.in[axis]) return 0;
+  std::vector<int> axes;
+  for (int axis : {axis_n, axis_d, axis_h, axis_w})
+    if (size[axis] > 1) axes.push_back(axis);
+  if (axes.size() < 2) return 0;
+  std::sort(axes.begin(), axes.end(), [&](int a, int b) { return x[a] < x[b]; });
+  for (size_t i = 0; i + 1 < axes.size(); ++i)
+    if (x[axes[i + 1]] != x[axes[i]] * size[axes[i]] || y[axes[i + 1]] != y[axes[i]] * size[axes[i]]) return 0;
+  y_step = y[axes[0]];
+  return x[axes[0]];
+}
+
 // The fold that arrays of these strides allow.
-Fold fold_of(const Geometry& g, const int64_t* x, int64_t bytes) {
+Fold fold_of(const Geometry& g, const int64_t* x, const int64_t* y, int64_t bytes) {
   int order[4];
-  if (g.G != 1 || g.taps() == 1) return Fold::none;
+  int64_t y_step = 0;
+  if (g.G != 1) return Fold::none;
+  if (g.taps() == 1) return even_pixels(g, x, y, y_step) > 0 && y_step > 0 ? Fold::pixels : Fold::none;
   if (covers(g, 0) && covers(g, 1) && covers(g, 2) && memory_order(g, x, bytes, order)) return Fold::image;
   if (!tiles(g, 2) || g.kernel[2] == 1) return Fold::none;
   if (g.C > 1 && x[axis_c] == bytes && x[axis_w] == g.C * bytes) return Fold::last_columns;
@@ -69,6 +90,18 @@ struct FoldPlan {
   int64_t weight_size() const { return size_of(weight_is_result() ? problem.out_dtype : problem.dtype); }
 
   // The folded view of x, and of y where images become pixels.
+  void view(const int64_t* from_x, const int64_t* from_y, int64_t x_bytes, int64_t* x, int64_t* y) const {
+    if (fold != Fold::pixels) {
+      view_x(from_x, x_bytes, x);
+      return view_y(from_y, y);
+    }
+    std::copy_n(from_x, 5, x);
+    std::copy_n(from_y, 5, y);
+    x[axis_w] = even_pixels(problem.geo, from_x, from_y, y[axis_w]);
+    const int64_t pixels = folded.geo.in[2];
+    x[axis_n] = x[axis_d] = x[axis_h] = pixels * x[axis_w];
+    y[axis_n] = y[axis_d] = y[axis_h] = pixels * y[axis_w];
+  }
   void view_x(const int64_t* from, int64_t bytes, int64_t* to) const {
     const Geometry& g = problem.geo;
     std::copy_n(from, 5, to);
@@ -91,6 +124,7 @@ struct FoldPlan {
   bool view_w(const int64_t* from, int64_t* to) const {
     const Geometry& g = problem.geo;
     std::copy_n(from, 5, to);
+    if (fold == Fold::pixels) return true;
     if (fold == Fold::first_columns) {
       to[axis_i] = from[axis_w];
       if (g.C > 1) to[axis_d] = from[axis_i];
@@ -163,7 +197,11 @@ struct FoldPlan {
 void FoldPlan::fold_geometry() {
   Geometry& f = folded.geo;
   const Geometry& g = problem.geo;
-  if (fold == Fold::image) {
+  if (fold == Fold::pixels) {
+    const int64_t pixels = g.N * g.in[0] * g.in[1] * g.in[2];
+    f.N = 1;
+    for (int axis = 0; axis < 3; ++axis) f.in[axis] = f.out[axis] = axis < 2 ? 1 : pixels;
+  } else if (fold == Fold::image) {
     f = {1, g.C * g.taps(), g.K, 1, {1, 1, g.N}, {1, 1, g.N}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0, 0, 0}};
   } else {
     const bool last = fold == Fold::last_columns;
@@ -177,13 +215,12 @@ void FoldPlan::fold_geometry() {
 void FoldPlan::run(const Arguments& args) const {
   const int64_t x_bytes = size_of(problem.wrt & wrt_input ? problem.out_dtype : problem.dtype);
   int now[4];
-  bool same = fold_of(problem.geo, args.x.stride, x_bytes) == fold;
+  bool same = fold_of(problem.geo, args.x.stride, args.y.stride, x_bytes) == fold;
   if (same && fold == Fold::image)
     same = memory_order(problem.geo, args.x.stride, x_bytes, now) && std::equal(now, now + 4, order);
   if (!same) return otherwise.run(args);
   Arguments view = args;
-  view_x(args.x.stride, x_bytes, view.x.stride);
-  view_y(args.y.stride, view.y.stride);
+  this->view(args.x.stride, args.y.stride, x_bytes, view.x.stride, view.y.stride);
   view.threads = std::min(args.threads, inner.threads);
   if (view_w(args.w.stride, view.w.stride)) return inner.run(view);
   view.workspace = args.workspace + weight_bytes;
@@ -201,19 +238,18 @@ std::optional<Plan> plan_fold(const Problem& problem, std::string& why_not) {
   auto p = std::make_shared<FoldPlan>();
   p->problem = p->folded = problem;
   const int64_t bytes = size_of(problem.dtype);  // nominal strides count in operands, also those of results
-  p->fold = fold_of(g, problem.x_nominal, bytes);
+  p->fold = fold_of(g, problem.x_nominal, problem.y_nominal, bytes);
   if (p->fold == Fold::none || (problem.wrt & wrt_bias && !(problem.wrt & wrt_weight))) {
     why_not = "folds windows that tile the input of one group";
     return std::nullopt;
   }
   if (p->fold == Fold::image) memory_order(g, problem.x_nominal, bytes, p->order);
   p->fold_geometry();
-  p->view_x(problem.x_nominal, bytes, p->folded.x_nominal);
-  p->view_y(problem.y_nominal, p->folded.y_nominal);
+  p->view(problem.x_nominal, problem.y_nominal, bytes, p->folded.x_nominal, p->folded.y_nominal);
   const bool in_place = p->view_w(problem.w_nominal, p->folded.w_nominal);
   if (!in_place) p->workspace_w(bytes, p->folded.w_nominal);
-  // NOTE: counted always, because the weights of a run may lie differently from the nominal ones.
-  p->weight_bytes = (g.K * g.C * g.taps() * p->weight_size() + 63) / 64 * 64;
+  // NOTE: counted also where nominal weights lie well, because those of a run may lie differently.
+  p->weight_bytes = p->fold == Fold::pixels ? 0 : (g.K * g.C * g.taps() * p->weight_size() + 63) / 64 * 64;
   p->folded.max_workspace = problem.max_workspace - p->weight_bytes;
   if (p->folded.max_workspace <= 0) {
     why_not = "needs more than " + std::to_string(p->weight_bytes) + " bytes of workspace, max_workspace_bytes=" +
@@ -232,7 +268,7 @@ std::optional<Plan> plan_fold(const Problem& problem, std::string& why_not) {
   plan.threads = std::min(p->inner.threads, p->otherwise.threads);
   plan.workspace_bytes = std::max(p->inner.workspace_bytes + p->weight_bytes, p->otherwise.workspace_bytes);
   plan.seconds = p->inner.seconds + (in_place ? 0 : double(g.K) * g.C * g.taps() * seconds_per_weight);
-  const char* const names[] = {"", "images are pixels", "columns and channels are channels",
+  const char* const names[] = {"", "images are pixels", "pixels are one line", "columns and channels are channels",
                                "columns are channels, channels are planes"};
   plan.notes.push_back(std::string(names[int(p->fold)]) + ": " + std::to_string(p->folded.geo.C) +
                        " channels of a dense problem; weights " + (in_place ? "where they lie" : "reordered"));

@@ -36,6 +36,11 @@ struct GemmCall {
   // Cache lines that others will need, to be brought in on the way: to L2, or where bit 0 is set to L1 to be written.
   const char* const* fetch = nullptr;
   int64_t fetch_count = 0;
+  // Of kernels that round: where not null, the sums are not left in C but rounded to rows of bf16, so many bytes apart.
+  char* rounded = nullptr;
+  int64_t rounded_stride = 0;
+  bool stream = false;  // written around the caches where a row is a whole cache line; the caller knows that it is one
+  bool* nan = nullptr;  // set if one of them is NaN
 };
 
 // Magnitudes met while operands were split: the bits of the smallest that is not zero (less one) and of the largest.
@@ -58,8 +63,11 @@ struct Gemm {
   void (*enter)();                    // called by a thread before its calls of a task (null: nothing to do), and after
   void (*leave)();
   int parts = 1;                      // bf16 values that an operand is the sum of
-  int near_k = 0;                     // with so many k the operands of a call fit in L1 (0: it does not matter)
+  int near_k = 0;                     // of kernels on tiles: k that a call of a weight gradient sums at most, from L2
   double latency_cycles = 0;          // of one k when its sums wait for those of the last one, for the cost model
+  bool rounds = false;                // see GemmCall::rounded
+  // Whole rows of sums, `pitch` floats apart, rounded to bf16; whether one is a NaN. Null: as others store them.
+  bool (*store_bf16)(const float* sums, int64_t pitch, int64_t rows, char* dst, int64_t row_stride) = nullptr;
 };
 
 // For the length of a task the thread is ready to run the kernel (tile registers are configured, and given back).
@@ -96,6 +104,8 @@ struct GemmKernels {
                         int64_t pitch, int64_t plane, Magnitudes& met);
   bool (*any_nan)(const float* line, int64_t n);
   double (*sum)(const float* line, int64_t n);  // in f32 lanes, then in double
+  // line[i] += element i of so many other lines, in their order; they lie `step` floats apart, from line + step on.
+  void (*add_lines)(float* line, int64_t n, int64_t step, int64_t others);
 };
 
 }  // namespace convgrad

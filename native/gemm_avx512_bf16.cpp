@@ -9,10 +9,26 @@
 namespace convgrad {
 namespace {
 
+// To the nearest bf16, ties to even, in the upper half of every word; of NaN the sign and a quiet NaN.
+// NOTE: not vcvtneps2bf16, which takes subnormal sums as zero.
+inline __m512i rounded(__m512 sum, bool& any_nan) {
+  const __m512i u = _mm512_castps_si512(sum), odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  const __m512i near = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
+  const __mmask16 nan = _mm512_cmp_ps_mask(sum, sum, _CMP_UNORD_Q);
+  any_nan |= nan != 0;
+  return _mm512_mask_or_epi32(near, nan, u, _mm512_set1_epi32(0x400000));
+}
+
 template <int rows, int vectors>
 void tile(const GemmCall& call) {
   __m512 sum[rows][vectors];
   float* c = reinterpret_cast<float*>(call.c);
+  if (call.rounded && !(call.stream && vectors == 2))
+    for (int m = 0; m < rows; ++m) {
+      const char* row = call.rounded + m * call.rounded_stride;
+      __builtin_prefetch(row, 1, 3);
+      __builtin_prefetch(row + vectors * 32 - 1, 1, 3);
+    }
 #pragma GCC unroll 16
   for (int m = 0; m < rows; ++m)
 #pragma GCC unroll 2
@@ -49,6 +65,31 @@ void tile(const GemmCall& call) {
     done += steps;
     if (done == pairs) ++i, done = 0;
   }
+  if (call.rounded) {
+    alignas(64) static constexpr uint16_t upper_halves[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
+                                                              23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
+                                                              45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+    const __m512i pick = _mm512_load_si512(upper_halves);
+    bool nan = false;
+#pragma GCC unroll 16
+    for (int m = 0; m < rows; ++m) {
+      char* row = call.rounded + m * call.rounded_stride;
+      if constexpr (vectors == 2) {
+        const __m512i low = rounded(sum[m][0], nan), high = rounded(sum[m][1], nan);
+        const __m512i both = _mm512_permutex2var_epi16(low, pick, high);
+        if (call.stream) {
+          _mm512_stream_si512(reinterpret_cast<__m512i*>(row), both);
+        } else {
+          _mm512_storeu_si512(row, both);
+        }
+      } else {
+        const __m512i low = rounded(sum[m][0], nan);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(row), _mm512_cvtepi32_epi16(_mm512_srli_epi32(low, 16)));
+      }
+    }
+    if (nan) *call.nan = true;
+    return;
+  }
 #pragma GCC unroll 16
   for (int m = 0; m < rows; ++m)
 #pragma GCC unroll 2
@@ -78,6 +119,6 @@ void run_tile(const GemmCall& call) {
 }  // namespace
 
 const Gemm gemm_bf16_avx512 = {"bf16_f32_14x32_avx512_bf16", 14, 32, 2, 2, 64, run_tile<2>, run_tile<1>,
-                               nullptr, nullptr, 1, 0, 3};
+                               nullptr, nullptr, 1, 0, 3, true};
 
 }  // namespace convgrad

@@ -281,11 +281,27 @@ double sum(const float* line, int64_t n) {
   return total;
 }
 
+void add_lines(float* line, int64_t n, int64_t step, int64_t others) {
+  int64_t i = 0;
+  for (; i + 4 * lanes_f <= n; i += 4 * lanes_f) {
+    VecF total[4];
+    for (int v = 0; v < 4; ++v) total[v] = load<VecF>(line + i + v * lanes_f);
+    const float* from = line + i;
+    for (int64_t other = 0; other < others; ++other) {
+      from += step;
+      for (int v = 0; v < 4; ++v) total[v] += load<VecF>(from + v * lanes_f);
+    }
+    for (int v = 0; v < 4; ++v) store(line + i + v * lanes_f, total[v]);
+  }
+  for (; i < n; ++i)
+    for (int64_t other = 1; other <= others; ++other) line[i] += line[i + other * step];
+}
+
 }  // namespace
 
 GemmKernels gemm_kernels() {
-  return {&gemm_f32,    &gemm_f64,     nullptr,       nullptr, nullptr, transpose32,
-          interleave16, shift_pairs, round_to_bf16, split_to_bf16, any_nan, sum};
+  return {&gemm_f32,   &gemm_f64,     nullptr,       nullptr, nullptr, transpose32, interleave16,
+          shift_pairs, round_to_bf16, split_to_bf16, any_nan, sum,     add_lines};
 }
 
 }  // namespace convgrad::CONVGRAD_ISA

@@ -116,6 +116,7 @@ struct CorrelatePlan {
   int64_t direct_rows, direct_planes, direct_splits;  // rows and planes of a task; ranges of units
   LineCorrelation line{};  // what the lines of a problem along one axis share
   bool lines;              // its kernel takes arrays whose pixels lie together
+  bool line_pairs = false; // two pixels of bf16 in one product
 
   explicit CorrelatePlan(const Problem& p)
       : problem(p), correlation{&problem.geo, p.wrt == wrt_input},
@@ -139,6 +140,10 @@ struct CorrelatePlan {
     const int64_t slabs = std::min(divide_up(tasks_wanted, p.geo.N * bands), divide_up(size[0], 2 * p.geo.kernel[0]));
     direct_planes = divide_up(size[0], slabs);
     lines = prepare_lines();
+#if defined(__x86_64__)
+    line_pairs = lines && bf16_pairs(problem) && line.step == 1 && line.taps >= fewest_long_taps;
+    if (line_pairs) kernels.lines = avx512_bf16::correlate_lines;
+#endif
     const int64_t least = p.geo.taps() < 25 ? 4 : 1;  // units of a task: a stretch of memory, or much work on each
     const int64_t most_splits = direct ? divide_up(units.units(), least) : 1;
     direct_splits = std::clamp<int64_t>(tasks_wanted / (p.geo.N * bands * slabs), 1, most_splits);
@@ -213,7 +218,10 @@ void CorrelatePlan::run_direct(const Arguments& args, const Tensor& from, const 
   // A unit is written around the caches where it is a whole line of them.
   int64_t lines = reinterpret_cast<intptr_t>(to.data) | units.channels * bytes;
   for (int axis : {axis_n, axis_d, axis_h, axis_w}) lines |= to.stride[axis];
-  parallel_for(geo.N * bands * slabs * direct_splits, args.threads, [&](int64_t task, int) {
+  const bool around = stream && problem.isa->vector_bytes == 64, whole_lines = lines % 64 == 0;
+  const bool rows = to.stride[axis_w] == units.channels * bytes && size[2] * to.stride[axis_w] + 64 <= scratch_bytes;
+  char* const scratch = args.workspace + packed_bytes + finite_bytes;
+  parallel_for(geo.N * bands * slabs * direct_splits, args.threads, [&](int64_t task, int slot) {
     const int64_t split = task % direct_splits, band = task / direct_splits % bands;
     const int64_t slab = task / direct_splits / bands % slabs, image = task / direct_splits / bands / slabs;
     DirectRows job{};
@@ -239,7 +247,8 @@ void CorrelatePlan::run_direct(const Arguments& args, const Tensor& from, const 
     job.first[1] = band * direct_rows;
     job.extent[1] = std::min(direct_rows, size[1] - job.first[1]);
     job.width = size[2];
-    job.stream = stream && lines % 64 == 0;
+    job.stream = around && whole_lines;
+    job.row = around && !whole_lines && rows ? scratch + slot * scratch_bytes : nullptr;
     kernels.direct(job);
   });
 }
@@ -349,7 +358,8 @@ std::optional<Plan> plan_grouped(const Problem& problem, std::string& why_not) {
     p->slab_vectors = slab(p->cut.extent);
     p->batch = batch(p->cut.extent);
     p->scratch_bytes = up_to_multiple(p->together * held(p->cut.extent) * vector_bytes, 64);
-    if (p->lines) p->scratch_bytes = std::max(p->scratch_bytes, up_to_multiple(p->line.scratch_floats() * 4, 64));
+    const int64_t line_bytes = p->lines ? p->line.scratch_floats() * (p->line_pairs ? 8 : 4) : 0;
+    p->scratch_bytes = std::max(p->scratch_bytes, up_to_multiple(line_bytes, 64));
     if (shared + p->scratch_bytes <= problem.max_workspace || limit <= 1) break;
   }
 
@@ -373,7 +383,8 @@ std::optional<Plan> plan_grouped(const Problem& problem, std::string& why_not) {
               vectors_out * lane_move_cycles(to_nominal, bytes, way.to_channels(), p->spread);
 
   Plan plan;
-  const bool paired = direct && (p->units.pair || (p->units.group_to && problem.dtype == Dtype::bf16));
+  const bool paired = direct ? p->units.pair || (p->units.group_to && problem.dtype == Dtype::bf16)
+                             : lines && p->line_pairs;
   plan.kernel = std::string(geo.group_in() == 1 ? "depthwise" : "grouped") +
                 (direct ? "_direct" : lines ? "_line" : "") +
                 (paired ? "_bf16_" : problem.dtype == Dtype::f64 ? "_f64_" : "_f32_") +

@@ -42,10 +42,12 @@ struct WeightPlan {
     direct_rows = std::clamp<int64_t>(l2_bytes / 4 / std::max<int64_t>(1, row), 1, p.geo.out[1]);
     const int64_t parts = std::clamp<int64_t>(row * direct_rows / (l2_bytes / 2), 1, divide_up(p.geo.out[2], 16));
     direct_pixels = divide_up(p.geo.out[2], parts);
-    direct_chunks = std::min(tasks_wanted, direct_boxes());
+    if (gathers()) cut_gathered();
+    direct_chunks = std::min(gathers() ? divide_up(tasks_wanted, p.geo.G) : tasks_wanted, direct_boxes());
     while (direct && direct_chunks > 1 && direct_bytes() > most_direct_sums)
       direct_chunks = divide_up(direct_chunks, 2);
-    if (direct) direct_splits = std::clamp<int64_t>(tasks_wanted / direct_chunks, 1, divide_up(units.units(), 2));
+    const int64_t most_splits = gathers() ? p.geo.G : direct ? divide_up(units.units(), 2) : 1;
+    direct_splits = std::clamp<int64_t>(tasks_wanted / direct_chunks, 1, most_splits);
     const Geometry& g = problem.geo;
     lines = g.in[0] * g.in[1] == 1 && g.out[0] * g.out[1] == 1 && g.taps() == g.kernel[2] &&
             g.taps() <= most_line_taps && p.dtype != Dtype::f64 && g.group_in() == 1 && g.group_out() == 1 &&
@@ -72,6 +74,23 @@ struct WeightPlan {
   int64_t line_bytes() const { return up_to_multiple((problem.geo.in[2] + problem.geo.out[2]) * 4, 64); }
   int64_t direct_entries() const {  // floats of one unit
     return (problem.geo.taps() + bias()) * units.unit() * std::max<int64_t>(1, units.group_from);
+  }
+  // Groups that fill a vector are summed from copies of their pixels, a box at a time.
+  bool gathers() const { return direct && units.group_to >= units.lanes; }
+  int64_t gathered_bytes() const {
+    const LaneWay reach{&problem.geo, false};
+    const int64_t words = up_to_multiple(units.group_from, units.lanes) / units.lanes;
+    const int64_t x = reach.source_extent(0, 1) * reach.source_extent(1, direct_rows) *
+                      std::min(reach.source_extent(2, direct_pixels), problem.geo.in[2]);
+    return (direct_rows * direct_pixels * words + x) * problem.isa->vector_bytes;
+  }
+  // Boxes whose copies, of as many words as one tile reads, stay in the first-level cache.
+  void cut_gathered() {
+    const Geometry& g = problem.geo;
+    const int64_t fit = 28 << 10, row = (g.in[2] * g.stride[1] * g.kernel[0] + g.out[2]) * problem.isa->vector_bytes;
+    const int64_t rows = std::clamp<int64_t>(fit / row, 1, g.out[1]);
+    direct_rows = divide_up(g.out[1], divide_up(g.out[1], rows));
+    direct_pixels = divide_up(g.out[2], std::clamp<int64_t>(row / fit, 1, divide_up(g.out[2], 48)));
   }
   int64_t direct_bytes() const { return direct_chunks * units.units() * direct_entries() * 4; }
 
@@ -188,7 +207,8 @@ void WeightPlan::run_direct(const Arguments& args) const {
   const int64_t entries = direct_entries(), chunk_floats = units.units() * entries, unit = units.unit();
   const int64_t tall = divide_up(geo.out[1], direct_rows), wide = divide_up(geo.out[2], direct_pixels);
   float* sums = reinterpret_cast<float*>(args.workspace);
-  parallel_for(direct_chunks * direct_splits, args.threads, [&](int64_t task, int) {
+  char* scratch = args.workspace + up_to_multiple(direct_bytes(), 64);
+  parallel_for(direct_chunks * direct_splits, args.threads, [&](int64_t task, int slot) {
     const int64_t index = task / direct_splits, split = task % direct_splits;
     DirectWeightGrad job{};
     job.first_unit = units.units() * split / direct_splits;
@@ -197,8 +217,10 @@ void WeightPlan::run_direct(const Arguments& args) const {
     job.geo = &geo;
     job.x_stride = args.x.stride;
     job.dy_stride = args.y.stride;
+    job.full_rows = direct_rows;
     job.bias = bias();
     job.sums = sums + index * chunk_floats;
+    if (gathers()) job.gathered = scratch + slot * scratch_bytes;
     std::fill_n(job.sums + job.first_unit * entries, job.unit_count * entries, 0.0f);
     for (int64_t i = direct_boxes() * index / direct_chunks; i < direct_boxes() * (index + 1) / direct_chunks; ++i) {
       const int64_t image = i / wide / tall / geo.out[0];  // planes go fast: they read each other's inputs
@@ -208,6 +230,10 @@ void WeightPlan::run_direct(const Arguments& args) const {
       job.first = i / wide / geo.out[0] % tall * direct_rows;
       job.rows = std::min(direct_rows, geo.out[1] - job.first);
       job.first_pixel = i % wide * direct_pixels;
+      const int next = wide > 1 ? axis_w : geo.out[0] > 1 ? axis_d : tall > 1 ? axis_h : axis_n;
+      const int64_t step = next == axis_w ? direct_pixels : next == axis_h ? direct_rows : 1;
+      job.dy_ahead = step * args.y.stride[next];
+      job.x_ahead = step * args.x.stride[next] * (next == axis_n ? 1 : geo.stride[next - axis_d]);
       job.pixels = std::min(direct_pixels, geo.out[2] - job.first_pixel);
       kernels.direct_weight(job);
     }
@@ -303,8 +329,14 @@ std::optional<Plan> plan_grouped_weight(const Problem& problem, std::string& why
     limit = std::max<int64_t>(1, limit / 2);
   }
   const int64_t bytes = size_of(problem.dtype);
-  if (p->direct && std::max(shared, p->direct_bytes()) + p->scratch_bytes > problem.max_workspace) p->direct = false;
-  if (p->direct) shared = std::max(shared, up_to_multiple(p->direct_bytes(), 64));
+  const int64_t gathered = p->gathers() ? p->gathered_bytes() : 0;
+  if (p->direct &&
+      std::max(shared, p->direct_bytes()) + std::max(p->scratch_bytes, gathered) + 64 > problem.max_workspace)
+    p->direct = false;
+  if (p->direct) {
+    shared = std::max(shared, up_to_multiple(p->direct_bytes(), 64));
+    p->scratch_bytes = std::max(p->scratch_bytes, gathered);
+  }
   const int64_t line_sums = up_to_multiple(geo.C * (geo.taps() + p->bias()) * 4, 64);
   if (p->lines && std::max(shared, line_sums) + std::max(p->scratch_bytes, p->line_bytes()) > problem.max_workspace)
     p->lines = false;
@@ -322,11 +354,15 @@ std::optional<Plan> plan_grouped_weight(const Problem& problem, std::string& why
       double(p->chunks) * blocks * p->sum_vectors * 3 + lane_weight_cycles(geo) +
       boxes * p->sum_vectors * (p->sum_vectors * vector_bytes > l2_bytes / 2 ? 15 : 2);
   const bool bf16 = problem.dtype == Dtype::bf16;
-  const double group_cycles = geo.taps() > 1 ? (bf16 ? 1.0 : 1.5) : (bf16 ? 1.6 : 1.8);  // measured on Zen 4
+  // Cycles per product and per vector of sums, measured on Zen 4.
+  const double group_cycles = p->gathers() ? (geo.taps() > 1 ? (bf16 ? 0.7 : 1.2) : (bf16 ? 0.9 : 1.6))
+                                           : geo.taps() > 1 ? (bf16 ? 1.0 : 1.5) : (bf16 ? 1.6 : 1.8);
+  const double sum_cycles = p->gathers() ? 6.0 * p->direct_boxes() + 3.0 * p->direct_chunks + 20
+                                         : 3.0 * (p->direct_boxes() + p->direct_chunks);
   if (direct && p->units.group_to)
     cycles = 0.83 * double(geo.N) * geo.out_pixels() * p->units.units() * geo.group_out() * geo.taps() *
-                 landing_share(geo) * group_cycles +
-             double(p->direct_boxes() + p->direct_chunks) * p->units.units() * p->direct_entries() / 16 * 3;
+                 landing_share(geo) * group_cycles * (p->direct_entries() * 4 > 64 << 10 ? 1.25 : 1) +
+             sum_cycles * p->units.units() * p->direct_entries() / 16;
   else if (direct)
     cycles = double(geo.N) * geo.out_pixels() * blocks * (geo.taps() * landing_share(geo) * cycles_per_product + 2) +
              double(p->direct_boxes()) * blocks * geo.taps() * 3 + lane_weight_cycles(geo);

@@ -21,6 +21,16 @@ struct Sweep {
   int64_t to_channel, to_pixel;
 };
 
+// One product of every lane; compiled with vdpbf16ps, the sum of two: the words are pairs of bf16, see few.cpp.
+CONVGRAD_INLINE void add_product(VecF& sum, VecF weight, VecF pixel) {
+#if defined(__AVX512BF16__)
+  sum = (VecF)_mm512_dpbf16_ps((__m512)sum, (__m512bh)(__m512)weight, (__m512bh)(__m512)pixel);
+#else
+  sum += weight * pixel;
+#endif
+}
+CONVGRAD_INLINE void add_product(VecD& sum, VecD weight, VecD pixel) { sum += weight * pixel; }
+
 // to[k][p] = sum over channels and taps of w[k][...] * from[p + ...], for K vectors of P pixels in registers. A source
 // of one lane (not Wide) is spread over all lanes as it is read.
 template <typename T, bool Wide, int K, int P>
@@ -42,7 +52,7 @@ void sweep_tile(const Sweep& sweep, const T* from, const T* w, T* to) {
             V pixel;
             if constexpr (Wide) pixel = load<V>(f + p * step);
             else pixel = splat<V>(f[p * step]);
-            for (int k = 0; k < K; ++k) sum[k][p] += weight[k] * pixel;
+            for (int k = 0; k < K; ++k) add_product(sum[k][p], weight[k], pixel);
           }
         }
       }
@@ -344,6 +354,13 @@ void load_box(const LanePlanes& from, const PixelBox& box, const int64_t* size, 
 
 }  // namespace
 
+#if defined(__AVX512BF16__)
+void correlate_pairs(const LaneCorrelation& job) {
+  if (job.to.code.dtype == Dtype::bf16) return correlate<AsBf16>(job);
+  if (job.to.code.dtype == Dtype::f32) return correlate<AsF32>(job);
+  correlate<AsLines>(job);
+}
+#else
 void load_lanes(const LanePlanes& from, const PixelBox& box, const int64_t* size, void* slab) {
   switch (from.code.dtype) {
     case Dtype::f64: return load_box<AsF64>(from, box, size, static_cast<double*>(slab));
@@ -371,5 +388,6 @@ void correlate_lanes(const LaneCorrelation& job) {
     default: return correlate<AsLines>(job);
   }
 }
+#endif
 
 }  // namespace convgrad::CONVGRAD_ISA

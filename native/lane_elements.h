@@ -50,6 +50,13 @@ struct AsBf16 {
     return (VecF)wide;
   }
   CONVGRAD_INLINE void store(char* p, VecF v) {
+#if defined(__AVX512BF16__)
+    constexpr int subnormal = 0x20;  // the conversion would take such a value for zero
+    if (__builtin_expect(!_mm512_fpclass_ps_mask((__m512)v, subnormal), 1)) {
+      _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh((__m512)v));
+      return;
+    }
+#endif
     VecU bits = (VecU)v;
     VecU even = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     VecU quiet = (bits >> 16) | 0x40;

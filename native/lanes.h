@@ -103,4 +103,9 @@ CONVGRAD_PER_ISA(void load_lanes(const LanePlanes& from, const PixelBox& box, co
                  bool finite_lanes(const void* slab, int64_t vectors, bool f64);
                  void sum_lanes(const void* slab, int64_t channels, int64_t vectors, void* sums, bool f64);)
 
+namespace avx512_bf16 {
+// A broadcast `job` whose slab and weights are words of two bf16: one product takes two taps along x.
+void correlate_pairs(const LaneCorrelation& job);
+}
+
 }  // namespace convgrad

@@ -5,6 +5,8 @@
 
 namespace convgrad {
 
+inline constexpr int64_t fewest_long_taps = 9;  // from here on sums are shifted instead of pixels, with AVX-512
+
 // Lines of a correlation with stride 1: to[j] = sum over taps s of weights[s] * from[j - pad + s*step].
 struct LineCorrelation {
   ElementCode operand, result;
@@ -16,7 +18,7 @@ struct LineCorrelation {
   int64_t taps, step, pad;
   bool backwards;                 // sum from the last tap to the first
   bool stream;
-  float* scratch;                 // scratch_floats() of them
+  float* scratch;                 // scratch_floats() of them, twice as many for pairs of bf16
   [[gnu::always_inline]] int64_t scratch_floats() const { return to_size + (taps - 1) * step + 8 * most_lanes; }
 };
 
@@ -34,8 +36,9 @@ struct LineWeightGrad {
 
 CONVGRAD_PER_ISA(void correlate_lines(const LineCorrelation& job);
                  void weight_grad_lines(const LineWeightGrad& job);)
-// For bf16 operands, where vdpbf16ps is fast.
+// For bf16 operands, where vdpbf16ps is fast; correlations of many taps.
 namespace avx512_bf16 {
+void correlate_lines(const LineCorrelation& job);
 void weight_grad_lines(const LineWeightGrad& job);
 }
 

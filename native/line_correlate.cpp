@@ -46,33 +46,73 @@ void short_line(const LineCorrelation& job, const float* from, const float* w, c
 #if CONVGRAD_VECTOR_BYTES == 64
 // Many taps. Taps that are a vector apart read the same shift of the line, so sums are shifted instead of pixels:
 // of tap = L*a + b, first the sum over a on whole vectors, then its shift by b. Every pixel is read at its own place.
-constexpr int64_t fewest_long = 9, most_long = 2 * L;
+constexpr int64_t most_long = 2 * L;
+
+// NOTE: the taps that are missing to most_long are zero, and times Inf they would be NaN: false where a result is NaN,
+// for which tap after tap must tell.
+#if defined(__AVX512BF16__)
+// Two neighbouring taps meet two neighbouring pixels in one product: 16 taps of pairs, at every second shift.
+constexpr int shifts = L / 2, apart = 2;
+CONVGRAD_INLINE __m512 products(__m512 w0, __m512 x0, __m512 w1, __m512 x1) {
+  const __m512 first = _mm512_dpbf16_ps(_mm512_setzero_ps(), (__m512bh)w0, (__m512bh)x0);
+  return _mm512_dpbf16_ps(first, (__m512bh)w1, (__m512bh)x1);
+}
+// Of n numbers that are exact in bf16 each with the one that follows it, in one word.
+CONVGRAD_INLINE void pair_up(const float* from, int64_t n, float* pairs) {
+  for (int64_t i = 0; i < n; i += L) {
+    const __m512i first = _mm512_srli_epi32(_mm512_loadu_si512(from + i), 16);
+    const __m512i second = _mm512_and_si512(_mm512_loadu_si512(from + i + 1), _mm512_set1_epi32(int(0xffff0000)));
+    _mm512_storeu_si512(pairs + i, _mm512_or_si512(first, second));
+  }
+}
+#else
+constexpr int shifts = L, apart = 1;
+CONVGRAD_INLINE __m512 products(__m512 w0, __m512 x0, __m512 w1, __m512 x1) {
+  return _mm512_fmadd_ps(w1, x1, _mm512_mul_ps(w0, x0));
+}
+#endif
 
 template <typename E, int... B>
-CONVGRAD_INLINE void long_line_shifts(const LineCorrelation& job, const float* from, const float* w, char* to,
+CONVGRAD_INLINE bool long_line_shifts(const LineCorrelation& job, const float* from, const float* w, char* to,
                                       bool stream, std::integer_sequence<int, B...>) {
-  __m512 before[L], x0 = _mm512_loadu_ps(from), x1 = _mm512_loadu_ps(from + L);
-  ((before[B] = _mm512_fmadd_ps(_mm512_set1_ps(w[L + B]), x1, _mm512_mul_ps(_mm512_set1_ps(w[B]), x0))), ...);
+  __m512 before[shifts], x0 = _mm512_loadu_ps(from), x1 = _mm512_loadu_ps(from + L);
+  __mmask16 nan = 0;
+  ((before[B] = products(_mm512_set1_ps(w[B]), x0, _mm512_set1_ps(w[shifts + B]), x1)), ...);
   for (int64_t at = 0; at < job.to_size; at += L) {
     x0 = x1;
     x1 = _mm512_loadu_ps(from + at + 2 * L);
     __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     const auto shift = [&]<int b>() __attribute__((always_inline)) {
-      const __m512 now = _mm512_fmadd_ps(_mm512_set1_ps(w[L + b]), x1, _mm512_mul_ps(_mm512_set1_ps(w[b]), x0));
-      const __m512 shifted = (__m512)_mm512_alignr_epi32((__m512i)now, (__m512i)before[b], b);
+      const __m512 now = products(_mm512_set1_ps(w[b]), x0, _mm512_set1_ps(w[shifts + b]), x1);
+      const __m512 shifted = (__m512)_mm512_alignr_epi32((__m512i)now, (__m512i)before[b], b * apart);
       sum[b % 2] = _mm512_add_ps(sum[b % 2], shifted);
       before[b] = now;
     };
     (shift.template operator()<B>(), ...);
-    put_pixels<E>(to + at * E::bytes, (VecF)_mm512_add_ps(sum[0], sum[1]), job.to_size - at, stream);
+    const __m512 result = _mm512_add_ps(sum[0], sum[1]);
+    nan |= _mm512_cmp_ps_mask(result, result, _CMP_UNORD_Q);
+    put_pixels<E>(to + at * E::bytes, (VecF)result, job.to_size - at, stream);
   }
+  return !nan;
 }
 
 template <typename E>
-void long_line(const LineCorrelation& job, const float* from, const float* w, char* to, bool stream) {
-  alignas(64) float taps[2 * L] = {};
-  for (int64_t s = 0; s < job.taps; ++s) taps[s] = w[s];
-  long_line_shifts<E>(job, from, taps, to, stream, std::make_integer_sequence<int, L>());
+bool long_line(const LineCorrelation& job, const float* from, const float* w, char* to, bool stream) {
+  const int first = job.taps < L ? int(job.taps) : L;
+  const VecF low = load_part<AsF32>((const char*)w, first);
+  const VecF high = load_part<AsF32>((const char*)(w + first), int(job.taps) - first);
+#if defined(__AVX512BF16__)
+  alignas(64) float taps[L];
+  _mm512_store_si512(taps, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
+  float* const line = job.scratch + job.scratch_floats();
+  pair_up(from, job.to_size + 3 * L, line);
+  from = line;
+#else
+  alignas(64) float taps[2 * L];
+  store(taps, low);
+  store(taps + L, high);
+#endif
+  return long_line_shifts<E>(job, from, taps, to, stream, std::make_integer_sequence<int, shifts>());
 }
 #endif
 
@@ -93,10 +133,8 @@ void correlate(const LineCorrelation& job) {
     char* to = job.to + i * job.to_line;
     const bool stream = job.stream && reinterpret_cast<uintptr_t>(to) % 64 == 0;
 #if CONVGRAD_VECTOR_BYTES == 64
-    if (job.step == 1 && job.taps >= fewest_long && job.taps <= most_long) {
-      long_line<E>(job, line, w, to, stream);
-      continue;
-    }
+    const bool many = job.step == 1 && job.taps >= fewest_long_taps && job.taps <= most_long;
+    if (many && long_line<E>(job, line, w, to, stream)) continue;
 #endif
     short_line<E>(job, line, w, to, stream);
   }
@@ -191,7 +229,6 @@ void weight_grad_lines(const LineWeightGrad& job) {
   }
 }
 
-#if !defined(__AVX512BF16__)
 void correlate_lines(const LineCorrelation& job) {
   switch (job.result.dtype) {
     case Dtype::bf16: return correlate<AsBf16>(job);
@@ -201,6 +238,5 @@ void correlate_lines(const LineCorrelation& job) {
     default: return correlate<AsF32>(job);
   }
 }
-#endif
 
 }  // namespace convgrad::CONVGRAD_ISA

@@ -125,27 +125,29 @@ CONVGRAD_LINEWISE(E5m2)
 CONVGRAD_LINEWISE(Hif8)
 
 #if defined(__AVX512F__)
-// Every second element of a dense line; never reads past the last one wanted.
-inline void take_second(const char* src, int64_t n, uint16_t* dst) {
-  for (int64_t i = 0; i < n; i += 32) {
-    const int64_t count = n - i < 32 ? n - i : 32, wanted = 2 * count - 1;
-    const __mmask32 low = wanted >= 32 ? 0xffffffffu : (1u << wanted) - 1;
-    const __mmask32 high = wanted <= 32 ? 0u : (1u << (wanted - 32)) - 1;
-    const __m512i a = _mm512_maskz_loadu_epi16(low, src + 4 * i), b = _mm512_maskz_loadu_epi16(high, src + 4 * i + 64);
-    // The low halves of the 32-bit words are the elements wanted.
-    const __m256i lower = _mm512_cvtepi32_epi16(a), upper = _mm512_cvtepi32_epi16(b);
-    const __mmask32 out = count == 32 ? 0xffffffffu : (1u << count) - 1;
-    _mm512_mask_storeu_epi16(dst + i, out, _mm512_inserti64x4(_mm512_castsi256_si512(lower), upper, 1));
-  }
+// Every second element of dense lines; never reads past the last one wanted.
+inline __m512i second_of_two(__m512i a, __m512i b, uint16_t) {
+  // The low halves of the 32-bit words are the elements wanted.
+  return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(a)), _mm512_cvtepi32_epi16(b), 1);
 }
-inline void take_second(const char* src, int64_t n, float* dst) {
+inline __m512i second_of_two(__m512i a, __m512i b, float) {
   const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-  for (int64_t i = 0; i < n; i += 16) {
-    const int64_t count = n - i < 16 ? n - i : 16, wanted = 2 * count - 1;
-    const __mmask16 low = __mmask16(wanted >= 16 ? 0xffffu : (1u << wanted) - 1);
-    const __mmask16 high = __mmask16(wanted <= 16 ? 0u : (1u << (wanted - 16)) - 1);
-    const __m512 a = _mm512_maskz_loadu_ps(low, src + 8 * i), b = _mm512_maskz_loadu_ps(high, src + 8 * i + 64);
-    _mm512_mask_storeu_ps(dst + i, __mmask16((1u << count) - 1), _mm512_permutex2var_ps(a, even, b));
+  return _mm512_permutex2var_epi32(a, even, b);
+}
+template <typename Element>
+inline void take_second(const char* src, int64_t line_stride, int64_t lines, int64_t n, Element* dst, int64_t pitch) {
+  constexpr int64_t lanes = 64 / sizeof(Element);
+  const auto first = [](int64_t bytes) {
+    return bytes >= 64 ? ~uint64_t(0) : bytes <= 0 ? uint64_t(0) : (uint64_t(1) << bytes) - 1;
+  };
+  for (int64_t i = 0; i < n; i += lanes) {
+    const int64_t count = n - i < lanes ? n - i : lanes, wanted = (2 * count - 1) * int64_t(sizeof(Element));
+    const __mmask64 low = first(wanted), high = first(wanted - 64), out = first(count * int64_t(sizeof(Element)));
+    const char* from = src + 2 * i * int64_t(sizeof(Element));
+    Element* to = dst + i;
+    for (int64_t line = 0; line < lines; ++line, from += line_stride, to += pitch)
+      _mm512_mask_storeu_epi8(to, out, second_of_two(_mm512_maskz_loadu_epi8(low, from),
+                                                     _mm512_maskz_loadu_epi8(high, from + 64), Element{}));
   }
 }
 #endif
@@ -154,22 +156,24 @@ template <typename Format>
 void decode_block(const char* src, int64_t line_stride, int64_t stride, int64_t lines, int64_t n, float* dst,
                   int64_t pitch) {
   constexpr int64_t size = sizeof(typename Format::Bits);
+#if defined(__AVX512F__)
+  if (stride == 2 * size && size == 4) return take_second(src, line_stride, lines, n, dst, pitch);
+#endif
   for (int64_t line = 0; line < lines; ++line, src += line_stride, dst += pitch) {
     if (stride == size) {
       if (line + lines_ahead < lines) prefetch_line(src + lines_ahead * line_stride, n * size);
       decode_dense<Format>(src, n, dst);
 #if defined(__AVX512F__)
-    } else if (stride == 2 * size && size == 4) {
-      take_second(src, n, dst);
     } else if (stride == 2 * size && size == 2) {
       alignas(64) uint16_t part[256];
       for (int64_t i = 0; i < n; i += 256) {
         const int64_t count = n - i < 256 ? n - i : 256;
-        take_second(src + i * stride, count, part);
+        take_second(src + i * stride, 0, 1, count, part, 0);
         decode_dense<Format>(reinterpret_cast<const char*>(part), count, dst + i);
       }
 #endif
     } else {
+#pragma GCC unroll 4
       for (int64_t i = 0; i < n; ++i) dst[i] = Format::decode(fetch<typename Format::Bits>(src + i * stride));
     }
   }
@@ -177,13 +181,10 @@ void decode_block(const char* src, int64_t line_stride, int64_t stride, int64_t 
 
 void copy16_block(const char* src, int64_t line_stride, int64_t stride, int64_t lines, int64_t n, uint16_t* dst,
                   int64_t pitch) {
-  for (int64_t line = 0; line < lines; ++line, src += line_stride, dst += pitch) {
 #if defined(__AVX512F__)
-    if (stride == 4) {
-      take_second(src, n, dst);
-      continue;
-    }
+  if (stride == 4) return take_second(src, line_stride, lines, n, dst, pitch);
 #endif
+  for (int64_t line = 0; line < lines; ++line, src += line_stride, dst += pitch) {
     if (stride != 2) {
       for (int64_t i = 0; i < n; ++i) dst[i] = fetch<uint16_t>(src + i * stride);
       continue;

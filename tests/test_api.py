@@ -53,6 +53,14 @@ def test_every_function(backend: str, dtype: Any) -> None:
 
 
 @BACKENDS
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, ml_dtypes.bfloat16])
+def test_large_results_start_at_a_cache_line(backend: str, dtype: Any) -> None:
+    x, w = integers((1, 8, 30, 30), dtype), integers((16, 8, 1, 1), dtype)
+    results = [convgrad.conv(x, w, backend=backend) for _ in range(5)]  # all held: each has another place
+    assert all(result.ctypes.data % 64 == 0 and result.flags.writeable for result in results)
+
+
+@BACKENDS
 @pytest.mark.parametrize("mask", [(a, b, c) for a in (0, 1) for b in (0, 1) for c in (0, 1)])
 def test_masks(backend: str, mask: tuple[int, ...]) -> None:
     c = case()

@@ -101,8 +101,12 @@ TILED = [
     "weight_grad bf16 n1 c64 k130 i30x30 w1x1 NHWC OHWI",
     "weight_grad+bias_grad bf16 n3 c40 k33 i4x9x12 w3x3x3 s1x2x2 p1x1x1",
     "weight_grad bf16>f32 n1 c33 k40 i32x32 w3x3 d12x12 p12x12 NHWC HWIO",
-    "weight_grad bf16 n1 c35 k32 i36x36 w3x3 p1x1 NHWC OHWI",  # more pixels than one call sums
+    "weight_grad bf16 n1 c35 k32 i48x48 w3x3 p1x1 NHWC OHWI",  # more pixels than one call sums
     "input_grad bf16 n1 c70 k40 i9x12 w3x3 s2x2 p1x1 NHWC OHWI",  # three panels, the last one narrow
+    "weight_grad+bias_grad bf16 n2 c80 k160 i40 w5 s2 p2 g5 NLC OLI",  # groups side by side, the last ones fewer
+    "weight_grad bf16 n2 c192 k66 i9x9 w3x3 p1x1 g6",
+    "conv bf16 n1 c64 k64 i14x14 w1x1 p1x1 NHWC OHWI",  # not read in place: taps beside the tensor
+    "conv bf16 n2 c64 k70 i9x11 w2x2 s2x2 NHWC OHWI",
 ]
 
 

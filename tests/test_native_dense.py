@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import oracle
 import pytest
+from ml_dtypes import bfloat16
 
-from convgrad import Problem, plan
+from convgrad import Problem, input_grad, plan, weight_grad
 from convgrad.plan import clear_plan_cache
 from convgrad.verify import real_operands
 
@@ -23,6 +26,11 @@ IN_PLACE = [
 ]
 # The result channels are neighbours in the weight: tiles of its gradient are stored when they are complete.
 TIME_FIRST = ["n4 c40 k64 i20 w3 p1 TBC LIO", "n2 c70 k33 i50 w1 TBC LIO", "n3 c20 k40 i9 w4 p5:3 TBC LIO"]
+# One tap at every pixel: the pixels of all images are one line, if they are evenly spaced.
+ONE_TAP = ["n3 c64 k32 i8x8 w1x1", "n2 c70 k33 i50 w1 TBC LIO", "n2 c40 k1024 i9 w1 TBC LIO",
+           "n2 c20 k24 i3x4x5 w1x1x1"]
+# Channels first, with padding: bf16 pixels are turned round between the zeros; every second pixel of a line is taken.
+FIRST = ["n1 c33 k40 i9x17 w3x3 p1x2", "n2 c40 k36 i11x35 w3x3 s2x2 p1x1", "n1 c20 k50 i3x6x13 w2x2x2 s2x2x2"]
 LAST = {1: ("NLC", "OLI"), 2: ("NHWC", "OHWI"), 3: ("NDHWC", "ODHWI")}
 
 
@@ -49,6 +57,45 @@ def test_integers_bit_by_bit(text: str, seed: int) -> None:
             problem = asked(result, dtype, text)
             assert plan(problem, backend="native").kernel.startswith("gemm_")
             oracle.check_exact(problem, "native", seed=seed, style=oracle.STYLES[(place + turn) % 4])
+
+
+@pytest.mark.parametrize("text", FIRST)
+def test_channels_first(text: str, seed: int) -> None:
+    for place, dtype in enumerate(("f32", "bf16", "f16", "f32>bf16")):
+        for turn, result in enumerate(("conv", "input_grad", "weight_grad")):
+            problem = Problem.parse(f"{result} {dtype} {text}")
+            oracle.check_exact(problem, "native", seed=seed, style=oracle.STYLES[(place + turn) % 4])
+            oracle.check_nonfinite(problem, "native", seed=seed, spots=3)
+
+
+@pytest.mark.parametrize("text", ONE_TAP)
+def test_pixels_of_all_images_are_one_line(text: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONVGRAD_FAMILY", "fold")
+    for dtype in ("f32", "bf16", "f16>f32"):
+        for result in ("conv", "input_grad", "weight_grad"):
+            problem = asked(result, dtype, text)
+            chosen = plan(problem, backend="native")
+            assert any("pixels are one line" in note for note in chosen.notes), chosen.notes
+            for style in oracle.STYLES:  # arrays with gaps take the other way
+                oracle.check_exact(problem, "native", seed=seed, style=style)
+            oracle.check_nonfinite(problem, "native", seed=seed, spots=2)
+
+
+def test_large_results_written_around_the_caches(seed: int) -> None:
+    random = np.random.default_rng(seed)
+
+    def integers(*shape: int) -> np.ndarray[Any, Any]:
+        return random.integers(-4, 5, shape).astype(np.float32)
+
+    dy, x = integers(3, 1, 4096), integers(3, 1, 1030)
+    dw = weight_grad(dy.astype(bfloat16), x.astype(bfloat16), (1,), layout="TBC", weight_layout="LIO", backend="native")
+    assert np.array_equal(dw[0].astype(np.float32), (x[:, 0].T @ dy[:, 0]).astype(bfloat16).astype(np.float32))
+    dy, w = integers(1, 260, 260, 16), integers(16, 1, 1, 64)
+    dx = input_grad(dy.astype(bfloat16), w.astype(bfloat16), (260, 260), layout="NHWC", weight_layout="OHWI",
+                    backend="native")
+    assert np.array_equal(dx[0].astype(np.float32), (dy[0] @ w[:, 0, 0]).astype(bfloat16).astype(np.float32))
+    for result in (dw, dx):
+        assert result.nbytes > 8 << 20 and result.ctypes.data % 64 == 0
 
 
 @pytest.mark.parametrize("text", IN_PLACE + TIME_FIRST)

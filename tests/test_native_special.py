@@ -6,12 +6,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import oracle
 import pytest
 
+import convgrad
 from convgrad import Problem, Unsupported, plan
 from convgrad.plan import clear_plan_cache
 from convgrad.problem import COMPUTE_MODES
@@ -52,6 +56,13 @@ ALONE = [
     "n1 c64 k64 i7x15 w3x4 p1:2x3:0", "n1 c32 k48 i12x9 w1x1", "n1 c16 k16 i5x33 w3x3 p4x5",
     "n3 c16 k10 i6x5 w3x7 p1x3",
     "n1 c16 k32 i3x40x5 w2x3x2 s1x3x1 p1x0x1 d1x2x1",
+]
+# Groups that fill vectors, with channels last: their weight gradients are summed from copies of the pixels. Several
+# boxes of rows and of columns, pairs of pixels beside the end of a row, a group that ends within a vector.
+GATHERED = [
+    "n3 c64 k64 i14x14 w3x3 p1x1 g4", "n2 c32 k40 i7x9 w3x3 s2x2 p1x1 g2", "n1 c64 k24 i3x5x33 w2x3x2 s1x1x3 p1x0x1 g2",
+    "n2 c48 k36 i11x70 w2x4 p0x3 d1x3 g3", "n1 c32 k32 i700 w5 s2 p2 g2", "n2 c96 k72 i40x30 w1x1 g3",
+    "n1 c32 k8 i6x5 w3x3 p4x4 g2",
 ]
 PATCHES = [
     "n2 c3 k48 i16x16 w4x4 s4x4", "n10 c3 k40 i2x4x4 w2x4x4 s2x4x4", "n3 c5 k9 i4x3 w4x3",
@@ -166,6 +177,22 @@ def test_one_small_group(text: str, seed: int, monkeypatch: pytest.MonkeyPatch) 
     assert served or not _native.isa().startswith("avx512")
 
 
+@pytest.mark.parametrize("text", GATHERED)
+def test_groups_that_fill_vectors(text: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    force("grouped", monkeypatch)
+    for dtype in ("f32", "bf16", "bf16>f32"):
+        problem = asked("weight_grad", dtype, text, last=True)
+        kernel = plan(problem, backend="native").kernel
+        assert "direct" in kernel or dtype != "f32" or not _native.isa().startswith("avx512")
+        for style in oracle.STYLES:
+            oracle.check_exact(problem, "native", seed=seed, style=style)
+        oracle.check_bound(problem, "native", seed=seed)
+        oracle.check_nonfinite(problem, "native", seed=seed, spots=3)
+        operands = real_operands(problem, seed)
+        assert len({(oracle.run_guarded(problem, "native", operands, num_threads=threads) or [b""])[0].tobytes()
+                    for threads in (1, 2, 3, 7)}) == 1
+
+
 def test_bf16_pixels_in_pairs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few-channel weight gradients by pairs: of eight channels and more, with stand-ins for pixels on both sides."""
     force("few", monkeypatch)
@@ -181,6 +208,22 @@ def test_bf16_pixels_in_pairs(seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
     assert paired > len(FEW) or _native.isa() != "avx512_bf16" or "AMD" not in Path("/proc/cpuinfo").read_text()
 
 
+def test_bf16_taps_in_pairs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few source channels: two taps in one product, with a stand-in beside an odd one that must meet no Inf or NaN."""
+    force("few", monkeypatch)
+    paired = 0
+    for text in (*FEW, "n2 c1 k64 i5x9x8 w3x3x3 s2x2x2 p1x1x1", "n1 c2 k18 i4x31 w3x5 d1x3 p1x6",
+                 "n2 c20 k1 i7x13 w3x5 s2x2 p1x2", "n1 c33 k2 i23 w7 s3 p3 d2"):
+        for turn, result in enumerate(RESULTS[:2]):
+            for dtype in ("bf16", "bf16>f32"):
+                problem = asked(result, dtype, text, last=turn == 0)
+                paired += "broadcast_bf16" in plan(problem, backend="native").kernel
+                oracle.check_exact(problem, "native", seed=seed)
+                oracle.check_bound(problem, "native", seed=seed)
+                oracle.check_nonfinite(problem, "native", seed=seed, spots=2)
+    assert paired > len(FEW) // 2 or _native.isa() != "avx512_bf16" or "AMD" not in Path("/proc/cpuinfo").read_text()
+
+
 def test_layouts_agree_bit_by_bit(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The order of a depthwise f32 sum does not depend on where the operands lie."""
     force("grouped", monkeypatch)
@@ -192,6 +235,62 @@ def test_layouts_agree_bit_by_bit(seed: int, monkeypatch: pytest.MonkeyPatch) ->
                        (first, asked(result, "f32", text, last=True))]
             assert results[0] is not None and results[1] is not None
             assert np.array_equal(results[0][0], results[1][0])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("width", [7, 8, 9, 11, 14, 17, 29])
+def test_weight_gradients_of_whole_rows(dtype: str, width: int, seed: int) -> None:
+    """Rows that keep their width: the taps that land at their ends are known to the compiler, others are asked for."""
+    for taps in (3, 5, 7):
+        for text in (f"n2 c32 k32 i{width}x{width} w{taps}x{taps} p{taps // 2}x{taps // 2} g32",
+                     f"n1 c40 k40 i3x{width} w{taps}x{taps} p{taps // 2}x{taps // 2 - (width == 11)} g40"):
+            problem = asked("weight_grad+bias_grad", dtype, text, last=True)
+            assert plan(problem, backend="native").kernel.startswith("depthwise_direct_weight")
+            oracle.check_exact(problem, "native", seed=seed)
+            oracle.check_bound(problem, "native", seed=seed)
+            oracle.check_nonfinite(problem, "native", seed=seed, spots=3)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "bf16>f32"])
+@pytest.mark.parametrize("taps", [9, 16, 17, 31, 32])
+def test_lines_of_many_taps(dtype: str, taps: int, seed: int) -> None:
+    """Sums are shifted; taps that are missing to whole vectors of them must not meet an Inf beyond the window."""
+    for result in ("conv", "input_grad"):
+        for text in (f"i50 w{taps} p{taps - 1}:0", f"i{taps + 3} w{taps}", f"i97 w{taps} p{taps // 2}",
+                     f"i40 w{taps} p{taps + 4}"):
+            problem = asked(result, dtype, f"n2 c21 k21 {text} g21")
+            assert plan(problem, backend="native").kernel.startswith("depthwise_line")
+            oracle.check_exact(problem, "native", seed=seed)
+            oracle.check_bound(problem, "native", seed=seed)
+            oracle.check_nonfinite(problem, "native", seed=seed, spots=3)
+    lines = np.ones((1, 32, 80), np.float32)
+    lines[..., 40] = np.inf
+    for array in (lines, lines.astype(ml_dtypes.bfloat16)):
+        got = convgrad.conv(array, np.ones((32, 1, taps), array.dtype), groups=32, backend="native").astype(np.float32)
+        assert np.isinf(got).sum() == 32 * taps and not np.isnan(got).any()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("text", ["c40 k40 i200x200 w3x3 s2x2 p1x1 g40", "c64 k64 i160x160 w3x3 p1x1 g64"])
+def test_results_written_around_the_caches(dtype: str, text: str, seed: int) -> None:
+    """Wherever a large result begins, and whatever its pixels take of a line: the bits of its images one by one."""
+    one = asked("input_grad", dtype, f"n1 {text}", last=True)
+    images = 3 if dtype == "f32" else 6  # 16 MB of them are a large result
+    whole = one.with_(conv=replace(one.conv, batch=images))
+    grad, weight = real_operands(whole, seed).values()
+    grad = np.ascontiguousarray(grad.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    shape = (images, *one.conv.in_size, one.conv.in_channels)
+    expected = np.empty(shape, grad.dtype)
+    for image in range(images):
+        plan(one, backend="native").run((grad[image:image + 1], weight),
+                                        (expected[image:image + 1].transpose(0, 3, 1, 2),), None)
+    for shift in (0, grad.itemsize, 16, 64 - grad.itemsize):
+        memory = np.full(expected.nbytes + 192, 0xA5, np.uint8)
+        start = -memory.ctypes.data % 64 + shift
+        out: np.ndarray[Any, Any] = np.ndarray(shape, grad.dtype, memory, start)
+        plan(whole, backend="native", num_threads=2).run((grad, weight), (out.transpose(0, 3, 1, 2),), None)
+        assert out.tobytes() == expected.tobytes(), shift
+        assert (memory[:start] == 0xA5).all() and (memory[start + out.nbytes:] == 0xA5).all()
 
 
 @pytest.mark.parametrize("level", ["generic", "avx2", "avx512"])

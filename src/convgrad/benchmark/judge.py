@@ -19,6 +19,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from ..frontends.numpy import from_line
 from ..numbers import encode, error_bound, storage_dtype
 from ..plan import plan
 from ..problem import Conv, Problem, axis_order
@@ -48,8 +49,11 @@ def memory_order(layout: str, axes: int, weights: bool = False) -> list[int]:
 
 
 def in_layout(array: Array, layout: str, weights: bool = False) -> Array:
-    """Return a contiguous copy of a canonical array with its axes in the order of `layout`."""
-    return np.ascontiguousarray(array.transpose(memory_order(layout, array.ndim - 2, weights)))
+    """Return a contiguous copy with the axes in the order of `layout`, at a cache line as torch's arrays are."""
+    view = array.transpose(memory_order(layout, array.ndim - 2, weights))
+    copy = from_line(view.shape, view.dtype)
+    copy[...] = view
+    return copy
 
 
 def canonical(array: Any, layout: str, weights: bool = False) -> Any:

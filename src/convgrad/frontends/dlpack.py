@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..numbers import dtype_name, storage_dtype
-from .numpy import checked_format, overlaps_itself
+from .numpy import checked_format, from_line, overlaps_itself
 
 DLPACK_CPU, DLPACK_CUDA = 1, 2
 
@@ -72,7 +72,7 @@ def _seen(array: Any) -> Any:
 def empty(shape: tuple[int, ...], format_name: str, like: Any) -> Any:
     device, index = _place(like)
     if device == DLPACK_CPU:
-        return np.empty(shape, storage_dtype(format_name))
+        return from_line(shape, storage_dtype(format_name))
     import torch
 
     dtype = torch.uint8 if format_name == "hifloat8" else getattr(torch, format_name)

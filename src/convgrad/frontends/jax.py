@@ -22,6 +22,7 @@ from ..call import Ints, Options, Padding, exchanged, geometry_of, transposed_ge
 from ..numbers import dtype_name
 from ..plan import plan
 from ..problem import Conv, Plan, Problem, axis_order
+from .numpy import from_line
 
 FORMATS = ("float64", "float32", "bfloat16", "float16")
 # Each question and the roles that answer it, in the order of Problem.operands; "output" is called grad_output there.
@@ -177,7 +178,7 @@ def runner(chosen: Plan) -> Callable[..., Any]:
     dtype = jnp.dtype(problem.dtype)
 
     def run(*operands: Any) -> Any:
-        out = np.empty(shape, dtype)
+        out = from_line(shape, dtype)
         views = tuple(np.asarray(operand).transpose(axes) for operand, axes in zip(operands, orders))
         chosen.run(views, (out.transpose(order),), None)
         return out
