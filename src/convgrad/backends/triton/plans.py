@@ -85,8 +85,16 @@ def depthwise_plan(problem: Problem, geo: Geometry, max_workspace: int | None, c
         raise Unsupported("several results at once: one pass each on the tensor cores is faster by the model")
     banded = band_plans.for_problem(problem, geo, max_workspace, choice)
     if banded is not None:
-        return band_plans.or_other(banded, strips_or_plain(problem, geo, max_workspace, None))
+        return band_plans.or_other(banded, without_bands(problem, geo, max_workspace))
     return strips_or_plain(problem, geo, max_workspace, choice)
+
+
+def without_bands(problem: Problem, geo: Geometry, max_workspace: int | None) -> Plan:
+    """What serves tensors that bands do not take: strips may refuse results together that bands and others do not."""
+    try:
+        return strips_or_plain(problem, geo, max_workspace, None)
+    except Unsupported:
+        return plain_depthwise_plan(problem, geo, max_workspace, None)
 
 
 def strips_or_plain(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:

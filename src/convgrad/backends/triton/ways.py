@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -58,6 +58,7 @@ class Way:
     workspace_bytes: int
     takes: Callable[[Operands, Any], bool]
     run: Callable[..., None]
+    _: KW_ONLY
     bias_bytes: int = 0
     writes_columns: bool = False  # results with channels first, about as fast as others
 
@@ -114,7 +115,7 @@ def weight_by_blocks(problem: Problem, geo: Geometry, max_workspace: int | None,
 
     return Way(f"blocks_{short(problem)}_{plan.tile.WT}_split{plan.splits}", str(plan.tile), plan.tile.seconds,
                4 * math.prod(shape), lambda operands, result: block_plans.takes(*operands),
-               collecting(problem, shape, plan.bias_shape, write), 4 * math.prod(plan.bias_shape))
+               collecting(problem, shape, plan.bias_shape, write), bias_bytes=4 * math.prod(plan.bias_shape))
 
 
 def by_cells(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
@@ -152,7 +153,7 @@ def by_box_lines(problem: Problem, geo: Geometry, max_workspace: int | None, cho
     return Way(f"box_lines_{short(problem)}_{tile.BM}x{tile.BN}x{tile.CB}", str(tile),
                tile.seconds * (NARROW_BOXES if narrow else 1.0),
                4 * plan.memory, lambda operands, result: plan.take(operands[0], operands[1], result),
-               run, box_line_plans.writes_columns(problem, geo))
+               run, writes_columns=box_line_plans.writes_columns(problem, geo))
 
 
 def by_joined_groups(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
@@ -276,7 +277,7 @@ def by_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice:
 
     return Way(f"lines_{short(problem)}_{tile.BK}x{tile.NT}x{tile.CB}_split{splits}", str(tile), tile.seconds,
                4 * needed, lambda operands, result: plan.take(operands[0], operands[1]),
-               collecting(problem, (needed,), plan.bias_shape, write), 4 * math.prod(plan.bias_shape))
+               collecting(problem, (needed,), plan.bias_shape, write), bias_bytes=4 * math.prod(plan.bias_shape))
 
 
 def by_decoded_lines(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
@@ -324,7 +325,7 @@ def collected(problem: Problem, plan: Any, name: str, note: str, seconds: float)
     """The way of a plan that sums into memory of `plan.shape` and collects the result from it."""
     return Way(name, note, seconds, 4 * math.prod(plan.shape),
                lambda operands, result: plan.take(operands[0], operands[1]),
-               collecting(problem, plan.shape, plan.bias_shape, plan.write), 4 * math.prod(plan.bias_shape))
+               collecting(problem, plan.shape, plan.bias_shape, plan.write), bias_bytes=4 * math.prod(plan.bias_shape))
 
 
 def collecting(problem: Problem, shape: tuple[int, ...], bias_shape: tuple[int, int],
