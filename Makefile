@@ -50,7 +50,7 @@ test-asan: ## the native kernels under the address and undefined-behaviour sanit
 	rm -rf build/asan/site && mkdir -p build/asan/site && cp -r src/convgrad build/asan/site/
 	rm -f build/asan/site/convgrad/_native*.so && cp build/asan/_native*.so build/asan/site/convgrad/
 	$(SANITIZED) $(PYTHON) -m pytest -q -m "not slow" -k native tests/test_native.py tests/test_native_dense.py \
-	tests/test_native_special.py tests/test_oracle.py tests/test_properties.py
+	tests/test_native_special.py tests/test_scales.py tests/test_oracle.py tests/test_properties.py
 	$(SANITIZED) $(PYTHON) -m convgrad verify --backend native --dtype f32,bf16
 
 clean: ## remove the environment and everything built

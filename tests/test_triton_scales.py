@@ -11,6 +11,7 @@ from triton_here import needs_gpu, needs_triton, torch
 
 import convgrad
 from convgrad import Problem, plan
+from convgrad.backends.triton import scaled_plans
 from convgrad.backends.triton.scaled_plans import factors_on, merged_axes
 from convgrad.numbers import encode
 from convgrad.verify import check_problem, real_operands
@@ -62,6 +63,24 @@ def test_axes_of_sums_and_result_are_merged_where_both_are_one_run() -> None:
     turned = torch.empty(3, 6, 4, 5)
     assert merged_axes(base, turned) == [(3, 120, 120), (6, 1, 20), (20, 6, 1)]
     assert merged_axes(torch.empty(1), torch.empty(1)) == [(1, 1, 1)]
+
+
+def test_a_recording_is_for_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches are repeated by strides alone, and the last images of a result are fewer with the same strides."""
+    seen: list[set[Any]] = []
+
+    def noting(run: Any) -> Any:
+        shapes: set[Any] = set()
+        seen.append(shapes)
+        return lambda operands, results, workspace: shapes.add(results[0].shape)
+
+    monkeypatch.setattr(scaled_plans, "recorded", noting)
+    sums = scaled_plans.TritonSums(Problem.parse("input_grad e4m3>bf16 n7 c8 k4 i6x5 w3x3 p1x1 scaled"))
+    result = torch.empty(7, 8, 6, 5, dtype=torch.bfloat16)
+    for begin in (0, 3, 6):
+        part = result[begin:begin + 3]
+        sums.store(torch.empty(part.shape), part, (1.0, 2.0, 1.0))
+    assert [len(shapes) for shapes in seen] == [1, 1]
 
 
 def test_numbers_become_one_factor_and_tensors_stay_where_they_are() -> None:

@@ -74,7 +74,7 @@ class TritonSums:
     def __init__(self, problem: Problem) -> None:
         format_name = "float64" if problem.dtype == "float64" else "float32"
         self.problem = problem.with_(dtype=format_name, compute="", scaled=False)
-        self.runs: dict[Kinds, Run] = {}
+        self.runs: dict[tuple[Any, Kinds], Run] = {}
 
     def memory(self, workspace: Any, size: int, like: Any) -> tuple[Any, Any]:
         if workspace is None:
@@ -88,10 +88,11 @@ class TritonSums:
 
     def store(self, sums: Any, result: Any, scales: Three) -> None:
         factors, kinds = factors_on(scales, device_of(result))
-        if kinds not in self.runs:
-            self.runs[kinds] = recorded(on_tensors(self.problem, lambda operands, results, workspace: scale(
+        key = (result.shape, kinds)  # a recording is for one shape, and the last images may be fewer
+        if key not in self.runs:
+            self.runs[key] = recorded(on_tensors(self.problem, lambda operands, results, workspace: scale(
                 operands[0], results[0], *in_places(operands[1:], kinds))))
-        self.runs[kinds]((sums, *factors), (result,), None)
+        self.runs[key]((sums, *factors), (result,), None)
 
 
 def device_of(array: Any) -> Any:
