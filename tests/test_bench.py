@@ -412,6 +412,14 @@ def test_results_survive_and_lost_rows_stand_on_top(tmp_path: object) -> None:
     assert first["mean_of_ceiling"] == pytest.approx(0.5)
 
 
+def test_a_peer_that_was_not_searched_counts_in_no_mean() -> None:
+    searched, given_up = made_up_row("x", "dense", 1.0, 2.0), made_up_row("y", "dense", 1.0, 100.0)
+    given_up["peer"]["unfinished"] = {given_up["peer"]["best"]: 8.0}
+    line = summaries([searched, given_up])[0]
+    assert (line["rows"], line["compared"], line["mean_ratio"]) == (2, 1, pytest.approx(2.0))
+    assert "| <100 | y |" in markdown(document("a", ARENA, [searched, given_up], 0))
+
+
 def test_later_results_replace_rows(tmp_path: object) -> None:
     save(document("a", ARENA, [made_up_row("x", "dense", 1.0, 1.0), made_up_row("y", "dense", 1.0, 1.0)], 0),
          f"{tmp_path}/1.json")

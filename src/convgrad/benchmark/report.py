@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from .results import our_time, summaries
+from .results import our_time, summaries, unsearched
 from .rows import Row, failed
 
 SHORT = {"channels_first": "cf", "channels_last": "cl", "time_first": "tbc", "conv_tbc": "tbc", "views": "views"}
@@ -24,7 +24,7 @@ def ms(seconds: float) -> str:
 def ratio_text(row: Row) -> str:
     if row["ratio"] is None:
         return "-"
-    return ("~" if row["peer"].get("estimated") else "") + f"{row['ratio']:.3g}"
+    return ("~" if row["peer"].get("estimated") else "<" if unsearched(row) else "") + f"{row['ratio']:.3g}"
 
 
 def sorted_rows(rows: Sequence[Row]) -> list[Row]:
@@ -77,7 +77,8 @@ def heading(results: dict[str, Any]) -> list[str]:
     if peer:
         note = f" ({peer['note']})" if peer.get("note") else ""
         lines.append(f"Peer: {peer['name']} {peer.get('version', '')}{note}, the faster of its layouts. Ratio = its "
-                     "time over ours in the same layout: above 1 we are faster; ~ means estimated, see the remarks.")
+                     "time over ours in the same layout: above 1 we are faster; ~ means estimated, < that the peer's "
+                     "search for its best was given up and the ratio counts in no mean; see the remarks.")
     lines.append("Every row was compared with the float64 reference before it was timed; error is in units of the "
                  "contract's error bound (1 would be the limit). Times are medians, with quartiles.")
     if results["clock"] == "cpu":

@@ -79,8 +79,17 @@ def our_time(row: Row) -> dict[str, Any] | None:
     return {"layout": layout, **timed[layout]}
 
 
+def unsearched(row: Row) -> bool:
+    """Whether the peer's time is that of its own choice, because the search for its best was given up."""
+    peer = row["peer"] or {}
+    return peer.get("best") in peer.get("unfinished", ())
+
+
 def summaries(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """One line per class, number format and gradient: rows, mean and worst ratio, mean share of the ceiling."""
+    """One line per class, number format and gradient: rows, mean and worst ratio, mean share of the ceiling.
+
+    A peer that was not searched for its best counts in no mean ratio: it can be a hundred times slower.
+    """
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["class"], row["dtype"], row["gradient"]), []).append(row)
@@ -88,7 +97,7 @@ def summaries(rows: Iterable[Row]) -> list[dict[str, Any]]:
     lines = []
     for key in sorted(groups, key=lambda k: (order.get(k[0], 99), k[1] != "f32", k[1] == "f16", k[2])):
         group = groups[key]
-        compared = [row for row in group if row["ratio"]]
+        compared = [row for row in group if row["ratio"] and not unsearched(row)]
         worst = min(compared, key=lambda row: float(row["ratio"]), default=None)
         entries = [entry for entry in map(our_time, group) if entry]
         lines.append({"class": key[0], "dtype": key[1], "gradient": key[2], "rows": len(group),

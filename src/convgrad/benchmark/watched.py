@@ -187,7 +187,8 @@ class Watched:
             first = layer.question(gradient, dtype, layouts[0], self.device)
             assert self.ceilings is not None
             return {**blank_row(layer, gradient, first, seconds_at_ceiling(self.ceilings, first)),
-                    "ours": {layouts[0]: {"error": f"{step}: {reason}", "wrong": who == "ours"}},
+                    "ours": {layouts[0]: {"error": f"{step}: {reason}",
+                                         "wrong": who == "ours" and "OutOfMemory" not in reason}},
                     "spent_s": {"peer": 0.0, "ours": seconds, "timing": 0.0}}
 
 
