@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from oracle import check_bound, check_exact, check_nonfinite
+from oracle import as_problem, check_bound, check_exact, check_nonfinite
 from triton_here import (
     ON_GPU,
     channels_last,
     integers_and_result,
     integers_on_gpu,
     needs_gpu,
+    needs_interpreter,
     needs_triton,
     torch,
 )
 
-from convgrad import Problem
+from convgrad import Problem, plan
+from convgrad.plan import clear_plan_cache
 
 GEOMETRIES = (
     "n3 c16 k24 i5x6 w3x3 p1x1 NHWC OHWI",
@@ -217,8 +220,39 @@ def test_16_bit_copies_of_fp8_stay_within_the_workspace(text: str, limit: int | 
 
     monkeypatch.setattr(line_plans, "INTERPRETED", False)
     chosen = make_plan(Problem.parse(f"weight_grad e4m3>f32 {text} cuda"), limit)
-    assert chosen.kernel.startswith("decoded_lines") == decoded
+    assert chosen.kernel.startswith("decoded_lines" if decoded else "pieces_decoded_lines")
     assert chosen.workspace_bytes <= (limit or 64 << 20)
+
+
+@needs_interpreter
+@pytest.mark.parametrize("text", ["n5 c16 k32 i9x7 w3x3 p1x1 NHWC OHWI", "n2 c32 k16 i29 w5 s2 p2 NLC OLI",
+                                  "n3 c16 k16 i8x5x4 w3x2x3 p1x1x1 d2x1x1 g1 NDHWC ODHWI"])
+@pytest.mark.parametrize("share", [0.3, 2.2])
+def test_fp8_in_pieces_of_rows_and_images(text: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of a share of an image, or of two; the plain kernels stand for those that sum lines."""
+    from convgrad.backends.triton import copied_plans, decoded_plans, plans
+    from convgrad.backends.triton.ways import Way
+
+    runs = []
+
+    def plain(part: Problem, geo: Any, left: int, choice: None) -> Way:
+        way = plans.weight_choices(part, geo, left, None)[-1]
+        return replace(way, run=lambda *given: (runs.append(part), way.run(*given)))
+
+    problem = Problem.parse(f"weight_grad e4m3>bf16 {text}")
+    image = 2 * sum(math.prod(problem.shape_of_operand(name)[1:]) for name in problem.operands)
+    monkeypatch.setattr(decoded_plans, "FOR_COPIES", share * image / 2**26)
+    monkeypatch.setattr(decoded_plans, "worth_it", lambda plan, geo: True)
+    monkeypatch.setattr(decoded_plans, "by_decoded_lines", plain)
+    for module in (copied_plans, decoded_plans):  # the interpreter needs no alignment
+        monkeypatch.setattr(module, "channels_last", lambda tensor: True)
+    clear_plan_cache()
+    try:
+        assert plan(as_problem(problem, "triton"), backend="triton").kernel.startswith("pieces_")
+        assert check_exact(problem, "triton") and len(runs) > 1
+        assert check_bound(problem, "triton", style="gaps")
+    finally:
+        clear_plan_cache()
 
 
 @needs_gpu

@@ -10,7 +10,7 @@ from typing import Any
 import triton.language as tl
 
 from ...problem import DTYPES, Plan, Problem, Unsupported
-from . import band_plans, copied_plans, depthwise_plans, slide_plans
+from . import band_plans, copied_plans, decoded_plans, depthwise_plans, slide_plans
 from .bias_parts import bias_add_step
 from .flat import flattened, with_flat
 from .gather import gather_kernel
@@ -161,6 +161,9 @@ def with_copies(problem: Problem, geo: Geometry, max_workspace: int | None, choi
                 choices: Choices) -> list[Way]:
     """The ways that `choices` finds, and those on copies; the last takes all tensors."""
     *ways, by_pointers = choices(problem, geo, max_workspace, choice)
+    if not ways and choice is None and problem.layout.endswith("C"):
+        decoded = decoded_plans.in_pieces(problem, geo, max_workspace)
+        ways = [] if decoded is None else [decoded]
 
     def for_piece(piece: Problem, room: int) -> list[Way]:
         return choices(piece, geometry(piece.conv), room, tuned(piece)[0])

@@ -1,0 +1,71 @@
+"""Weight gradients of FP8 numbers whose 16-bit copies do not fit the workspace at once: piece after piece."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ...problem import Problem
+from .copied_plans import (
+    ALIGNMENT,
+    MOST_SLABS,
+    Copied,
+    Piece,
+    channels_last,
+    cut_axis,
+    pieces_of,
+    sizes_to_try,
+    up,
+    worth_it,
+)
+from .geometry import Geometry, geometry
+from .numbers_on_device import rounding
+from .tiles import workspace_limit
+from .ways import Operands, Way, by_decoded_lines
+
+FOR_COPIES = 0.6  # of the workspace; the rest is for sums
+
+
+def in_pieces(problem: Problem, geo: Geometry, max_workspace: int | None) -> Way | None:
+    """The way that decodes and sums some images or rows after the others; None where there is none."""
+    conv = problem.conv
+    if problem.wrt != "weight" or rounding(problem) != "exact_f16" or 0 in (*conv.input_shape, *conv.output_shape):
+        return None
+    limit = workspace_limit(geo, max_workspace)
+    image = 2 * (math.prod(conv.input_shape[1:]) + math.prod(conv.output_shape[1:]))
+    axis = cut_axis(conv, geo.y) - (3 - conv.axes)
+    for images, rows in sizes_to_try(problem, geo, image, int(FOR_COPIES * limit)):
+        plan = of_pieces(problem, pieces_of(conv, False, axis, images, rows), limit)
+        if plan is not None and plan.workspace_bytes <= limit:
+            return way_of(plan) if worth_it(plan, geo) else None
+    return None
+
+
+def of_pieces(problem: Problem, pieces: list[Piece], limit: int) -> Copied | None:
+    """The plan of given pieces, where all can be decoded within the limit; their sums wait in slabs."""
+    if len(pieces) < 2:
+        return None
+    slab = 4 * math.prod(problem.conv.weight_shape)
+    slabs = max(2, min(len(pieces), MOST_SLABS, limit // (8 * slab)))
+    left = limit - up(slabs * slab) - 3 * ALIGNMENT
+    ways: dict[Any, list[Way]] = {}
+    for piece in pieces:
+        if piece.conv not in ways:
+            part = problem.with_(conv=piece.conv, out_dtype="float32")
+            way = by_decoded_lines(part, geometry(part.conv), left, None)
+            if way is None:
+                return None
+            ways[piece.conv] = [way]
+    return Copied(problem, pieces, ways, (0, 0, 0), slabs, False)
+
+
+def way_of(plan: Copied) -> Way:
+    first = plan.pieces[0]
+    inner = plan.ways[first.conv][0]
+
+    def takes(operands: Operands, result: Any) -> bool:  # pieces are decoded where they lie
+        return channels_last(first.y_of(operands[0])) and channels_last(first.x_of(operands[1]))
+
+    rows = first.conv.out_size[first.axis]
+    return Way(f"pieces_{inner.name}", f"{len(plan.pieces)} pieces of {first.conv.batch} images x {rows} rows, "
+               f"{inner.note}", plan.seconds, plan.workspace_bytes, takes, plan.run)
