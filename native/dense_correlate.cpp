@@ -112,7 +112,8 @@ class TileTask {
     if (panel >= last_panel) panel = first_panel, ++block;
     if (block == plan_.channel_blocks) {
       block = 0;
-      panel = std::min(first_panel + run_.arguments.threads * plan_.panels_block, plan_.panels - 1);
+      panel = first_panel + run_.arguments.threads * plan_.panels_block;
+      if (panel >= plan_.panels) return;  // of another group, or nothing at all
     }
     fetch_panels(run_, group_, block, panel, prefetch_);
     prefetch_.spread(calls);
