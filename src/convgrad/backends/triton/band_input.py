@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from .bands import bits, next_slot, place_of, release
+from .bands import bits, next_slot, next_step, place_of, release
 
 
 @triton.constexpr_function
@@ -122,10 +122,7 @@ def copy_grads(dy_box, slots, barriers, walk, c_tile, N, LOW: gl.constexpr, J: g
         for g in gl.static_range(GROUPS):
             tma.async_copy_global_to_shared(dy_box, [a, step, column + (8 * g + LOW), b, c_tile], full.index(slot),
                                             slots.index(slot * GROUPS + g))
-        step += 1
-        over = step == steps
-        tile += over.to(gl.int32)
-        step = gl.where(over, 0, step)
+        tile, step = next_step(tile, step, steps)
         slot, round = next_slot(slot, round, STAGES)
 
 

@@ -21,6 +21,7 @@ from .bands import (
     load_groups,
     masked_sums,
     next_slot,
+    next_step,
     release,
     store_bias,
 )
@@ -48,10 +49,7 @@ def copy_columns(x_box, dy_box, slots, barriers, walk, c_tile, N, X2, P2: gl.con
         for g in gl.static_range(2):
             tma.async_copy_global_to_shared(x_box, [a, 0, column + (8 * g - P2), 0, c_tile], full.index(slot),
                                             x_slots.index(slot * 2 + g))
-        step += 1
-        over = step == steps
-        tile += over.to(gl.int32)
-        step = gl.where(over, 0, step)
+        tile, step = next_step(tile, step, steps)
         slot, round = next_slot(slot, round, STAGES)
 
 

@@ -21,7 +21,7 @@ from .band_input import (
     rows_layout,
     store_layout,
 )
-from .bands import next_slot, release
+from .bands import next_slot, next_step, release
 
 
 @gluon.jit
@@ -41,10 +41,7 @@ def copy_columns(dy_box, slots, barriers, walk, c_tile, N, LOW: gl.constexpr, BA
         for g in gl.static_range(2):
             tma.async_copy_global_to_shared(dy_box, [a, 0, 16 * step + (8 * g + LOW), 0, c_tile], full.index(slot),
                                             slots.index(slot * 2 + g))
-        step += 1
-        over = step == steps
-        tile += over.to(gl.int32)
-        step = gl.where(over, 0, step)
+        tile, step = next_step(tile, step, steps)
         slot, round = next_slot(slot, round, STAGES)
 
 

@@ -162,11 +162,16 @@ def copy_rows(x_box, dy_box, slots, barriers, walk, c_tile, plane, N, X1, pad1, 
         for g in gl.static_range(XG):
             tma.async_copy_global_to_shared(x_box, [a, i, column + (8 * g - P2), b + plane, c_tile],
                                             full.index(slot), x_slots.index(slot * XG + g))
-        step += 1
-        over = step == steps
-        tile += over.to(gl.int32)
-        step = gl.where(over, 0, step)
+        tile, step = next_step(tile, step, steps)
         slot, round = next_slot(slot, round, STAGES)
+
+
+@gluon.jit
+def next_step(tile, step, steps):
+    """The step after this one; after a tile's last one the first of the next tile."""
+    step += 1
+    over = step == steps
+    return tile + over.to(gl.int32), gl.where(over, 0, step)
 
 
 @gluon.jit

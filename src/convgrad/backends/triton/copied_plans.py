@@ -231,6 +231,11 @@ class Copied:
                 filled = 1
 
 
+def slabs_for(pieces: list[Piece], dw_bytes: int, limit: int) -> int:
+    """How many weight gradients of pieces are kept before they are added: an eighth of the memory, two at least."""
+    return max(2, min(len(pieces), MOST_SLABS, limit // (8 * dw_bytes)))
+
+
 @lru_cache(maxsize=64)
 def adding(conv: Conv, count: int) -> Step:
     return add_step(geometry(conv), count)
@@ -409,7 +414,7 @@ def in_pieces(problem: Problem, geo: Geometry, limit: int, for_inner: float, dir
             return None
         several = problem.wrt == "weight" and len(pieces) > 1
         dw_bytes = 4 * math.prod(conv.weight_shape)
-        slabs = max(2, min(len(pieces), MOST_SLABS, limit // (8 * dw_bytes))) if several else 0
+        slabs = slabs_for(pieces, dw_bytes, limit) if several else 0
         copied = (max(x_size * math.prod(piece.conv.input_shape) for piece in pieces),
                   max(y_size * math.prod(piece.conv.output_shape) for piece in pieces), weight_bytes)
         left = limit - sum(map(up, copied)) - up(slabs * dw_bytes) - 3 * ALIGNMENT

@@ -196,7 +196,7 @@ def recorded(run: Run, parts: Callable[..., list[Callable[[], None]]] | None = N
 
 
 class Recorded:
-    """A runner, recorded for each set of strides and alignments on CUDA tensors."""
+    """A runner of tensors of one shape, recorded for each set of strides and alignments on CUDA tensors."""
 
     def __init__(self, run: Run, parts: Callable[..., list[Callable[[], None]]] | None = None) -> None:
         """`parts` gives the calls that `run` makes one after the other, where it does no more than that."""
