@@ -8,22 +8,24 @@ from typing import Any
 from ...problem import Problem
 from .copied_plans import (
     ALIGNMENT,
-    MOST_SLABS,
     Copied,
     Piece,
     channels_last,
     cut_axis,
     pieces_of,
     sizes_to_try,
+    slabs_for,
     up,
-    worth_it,
 )
 from .geometry import Geometry, geometry
+from .line_plans import LAUNCH_SECONDS
 from .numbers_on_device import rounding
+from .part_plans import flops_of
 from .tiles import workspace_limit
 from .ways import Operands, Way, by_decoded_lines
 
 FOR_COPIES = 0.6  # of the workspace; the rest is for sums
+POINTER_FLOPS = 160e12  # a second, of weight.py on FP8 with channels last: 67 to 190 were seen on an H200
 
 
 def in_pieces(problem: Problem, geo: Geometry, max_workspace: int | None) -> Way | None:
@@ -41,12 +43,17 @@ def in_pieces(problem: Problem, geo: Geometry, max_workspace: int | None) -> Way
     return None
 
 
+def worth_it(plan: Copied, geo: Geometry) -> bool:
+    """Whether copies and all are expected to be faster than the kernel that reads by pointers."""
+    return plan.seconds < LAUNCH_SECONDS + flops_of(geo) / POINTER_FLOPS
+
+
 def of_pieces(problem: Problem, pieces: list[Piece], limit: int) -> Copied | None:
     """The plan of given pieces, where all can be decoded within the limit; their sums wait in slabs."""
     if len(pieces) < 2:
         return None
     slab = 4 * math.prod(problem.conv.weight_shape)
-    slabs = max(2, min(len(pieces), MOST_SLABS, limit // (8 * slab)))
+    slabs = slabs_for(pieces, slab, limit)
     left = limit - up(slabs * slab) - 3 * ALIGNMENT
     ways: dict[Any, list[Way]] = {}
     for piece in pieces:
