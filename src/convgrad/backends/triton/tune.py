@@ -17,7 +17,8 @@ from .tuning import Choice, entries, key, user_file
 DONE, BAD_INPUT, REFUSED = 0, 2, 3
 PLAIN: Choice = {"kernel": "plain"}  # no special way: the kernels whose results all others are compared with
 TWO_ROUNDINGS = 2.0**-7  # of two right results to bfloat16, relative to an element
-SUMMATION = 1e-3  # difference of two right sums in float32, relative to the mean square of the result
+SUMMATION = 1e-3  # difference of two right sums of up to LONG terms in float32, relative to the result's mean square
+LONG = 1e6  # of longer sums it grows with the root of their length
 FLUSH_BYTES = 256 * 2**20  # written between runs, so that none finds its operands in the L2 cache
 HOPELESS = 1.3  # a candidate whose first runs take this much longer than the best is not measured further
 FIRST_RUNS = 3
@@ -70,14 +71,19 @@ def run(args: argparse.Namespace) -> int:
 
     def keep(entry: str, choice: Choice) -> None:
         won[entry] = choice
-        text = json.dumps({"device": name, "entries": {**known, **won}}, indent=1, sort_keys=True) + "\n"
         unfinished = path.with_suffix(".tmp")  # the file is whole at any time
-        unfinished.write_text(text, encoding="utf-8")
+        unfinished.write_text(text_of(name, {**known, **won}), encoding="utf-8")
         unfinished.replace(path)
 
     tune(problems, args.repeats, args.workers, args.limit_seconds, keep, args.candidates)
     print(f"{len(won)} entries written to {path}")
     return DONE
+
+
+def text_of(device: str, found: dict[str, Choice]) -> str:
+    """A tuning file: JSON with a line for each entry."""
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(choice)}" for name, choice in sorted(found.items()))
+    return f'{{"device": {json.dumps(device)}, "entries": {{\n{lines}\n}}}}\n'
 
 
 def read_problems(words: Iterable[str], wanted: str = "") -> list[Problem]:
@@ -222,7 +228,8 @@ class Bench:
             self.run(plans)
         except (Unsupported, OutOfResources):
             return None
-        if not all(map(agree, self.results, self.wanted)):
+        longer = max(1.0, self.problem.flops / 2 / sum(result.numel() for result in self.results) / LONG)
+        if not all(agree(*pair, SUMMATION * longer**0.5) for pair in zip(self.results, self.wanted)):
             print(f"wrong result: {self.problem} {choice}")
             return None
         return self.median(plans)
@@ -271,8 +278,8 @@ class Bench:
         return [begin.elapsed_time(end) for begin, end in pairs]
 
 
-def agree(got: Any, wanted: Any) -> bool:
+def agree(got: Any, wanted: Any, summation: float) -> bool:
     """Whether every element of two results is the same but for what two right kernels may differ in."""
     got, wanted = got.float(), wanted.float()
-    slack = SUMMATION * wanted.square().mean().sqrt()
+    slack = summation * wanted.square().mean().sqrt()
     return bool(((got - wanted).abs() <= TWO_ROUNDINGS * wanted.abs() + slack).all())
