@@ -59,11 +59,12 @@ def load_rows(slots, first, COUNT: gl.constexpr, LAYOUT: gl.constexpr, V: gl.con
 
 @gluon.jit
 def load_step(slots, full, slot, round, nil, GROUPS: gl.constexpr, LAYOUT: gl.constexpr, V: gl.constexpr,
-              WARPS: gl.constexpr):
+              WARPS: gl.constexpr, plane=0, PLANES: gl.constexpr = 1):
     """The groups of a row of dy as pairs that start at even groups and at odd ones, each loaded twice: see bands.py."""
     mbarrier.wait(full.index(slot), round)
-    evens = load_rows(slots, slot * GROUPS, GROUPS // 2 * 2, LAYOUT, V, WARPS)
-    odds = load_rows(slots, slot * GROUPS + nil + 1, (GROUPS - 1) // 2 * 2, LAYOUT, V, WARPS)
+    first = (slot * PLANES + plane) * GROUPS
+    evens = load_rows(slots, first, GROUPS // 2 * 2, LAYOUT, V, WARPS)
+    odds = load_rows(slots, first + nil + 1, (GROUPS - 1) // 2 * 2, LAYOUT, V, WARPS)
     return evens, odds
 
 
@@ -106,8 +107,9 @@ def line_matrices(weight, c_tile, k1, w_steps: gl.constexpr, C: gl.constexpr, K1
 
 @gluon.jit
 def copy_grads(dy_box, slots, barriers, walk, c_tile, N, LOW: gl.constexpr, J: gl.constexpr, GROUPS: gl.constexpr,
-               BA: gl.constexpr, BB: gl.constexpr, STAGES: gl.constexpr, BYTES: gl.constexpr):
-    """The copying warp: row after row of dy, tile after tile; past the last step zeros."""
+               BA: gl.constexpr, BB: gl.constexpr, STAGES: gl.constexpr, BYTES: gl.constexpr, K0: gl.constexpr,
+               P0: gl.constexpr):
+    """The copying warp: row after row of dy, tile after tile, of all planes that reach it; past the last step zeros."""
     full, empty = barriers
     begin, end, column_tiles, b_tiles, steps, start, total = walk
     tile = start // steps
@@ -118,10 +120,11 @@ def copy_grads(dy_box, slots, barriers, walk, c_tile, N, LOW: gl.constexpr, J: g
         a, b, column = place_of(tile, column_tiles, b_tiles, BA, BB, J * 8)
         a = gl.where(at < end, a, N)
         mbarrier.wait(empty.index(slot), round ^ 1)
-        mbarrier.expect(full.index(slot), BYTES * GROUPS)
-        for g in gl.static_range(GROUPS):
-            tma.async_copy_global_to_shared(dy_box, [a, step, column + (8 * g + LOW), b, c_tile], full.index(slot),
-                                            slots.index(slot * GROUPS + g))
+        mbarrier.expect(full.index(slot), BYTES * GROUPS * K0)
+        for g in gl.static_range(K0 * GROUPS):
+            tma.async_copy_global_to_shared(
+                dy_box, [a, step, column + (8 * (g % GROUPS) + LOW), b + (P0 - g // GROUPS), c_tile], full.index(slot),
+                slots.index(slot * (K0 * GROUPS) + g))
         tile, step = next_step(tile, step, steps)
         slot, round = next_slot(slot, round, STAGES)
 
@@ -130,10 +133,11 @@ def copy_grads(dy_box, slots, barriers, walk, c_tile, N, LOW: gl.constexpr, J: g
 def masked_rows(dy, weight, dx, c_tile, begin, end, steps, column_tiles, b_tiles, extents, y_steps, r_steps,
                 w_steps: gl.constexpr, SPLIT: gl.constexpr, COLUMNS: gl.constexpr, C: gl.constexpr, K1: gl.constexpr,
                 K2: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr, BACK: gl.constexpr, BB: gl.constexpr,
-                CB: gl.constexpr, WARPS: gl.constexpr):
+                CB: gl.constexpr, WARPS: gl.constexpr, Q0=1, K0: gl.constexpr = 1, P0: gl.constexpr = 0,
+                W0: gl.constexpr = 0):
     """A run again with a mask on every product: a zero may have met an infinite operand.
 
-    Columns of dx lie BACK columns before those of the tile.
+    Columns of dx lie BACK columns before those of the tile. With K0 taps on axis 0, dy has Q0 planes.
     """
     N, X0, Q1, Q2, X1, X2 = extents
     y_n, y_0, y_1, y_2 = y_steps
@@ -154,14 +158,19 @@ def masked_rows(dy, weight, dx, c_tile, begin, end, steps, column_tiles, b_tiles
             again = gl.full([16, CB], 0.0, gl.float32, LAYOUT)
             there = (c < C) & (n < N) & (plane < X0) & (i_1 >= 0) & (i_1 < X1) & (i_2 >= 0) \
                 & (i_2 < X2)
-            for tap in range(0, K1 * K2):
-                o_1 = i_1 + P1 - tap // K2
+            for tap in range(0, K0 * K1 * K2):
+                tap0 = tap // (K1 * K2)
+                tap1 = tap // K2 % K1
+                o_0 = plane + (P0 - tap0)
+                o_1 = i_1 + P1 - tap1
                 o_2 = i_2 + P2 - tap % K2
                 ok = there & (o_1 >= 0) & (o_1 < Q1) & (o_2 >= 0) & (o_2 < Q2)
-                from_y = n.to(gl.int64) * y_n + plane.to(gl.int64) * y_0 + o_1.to(gl.int64) * y_1 \
+                if K0 > 1:
+                    ok = ok & (o_0 >= 0) & (o_0 < Q0)
+                from_y = n.to(gl.int64) * y_n + o_0.to(gl.int64) * y_0 + o_1.to(gl.int64) * y_1 \
                     + o_2.to(gl.int64) * y_2
                 value = gl.load(dy + from_y + c, mask=ok, other=0.0).to(gl.float32)
-                factor = gl.load(weight + c * w_steps[0] + (tap // K2) * w_steps[1] + (tap % K2) * w_steps[2],
+                factor = gl.load(weight + c * w_steps[0] + tap0 * W0 + tap1 * w_steps[1] + (tap % K2) * w_steps[2],
                                  mask=c < C, other=0.0)
                 again += gl.where(ok, value * factor.to(gl.float32), 0.0)
             to_x = n.to(gl.int64) * r_n + plane.to(gl.int64) * r_0 + i_1.to(gl.int64) * r_1 + i_2.to(gl.int64) * r_2
@@ -194,9 +203,10 @@ def in_thread_sum(sums, V: gl.constexpr, WARPS: gl.constexpr):
 
 @gluon.jit
 def add_rows(slots, out_slots, barriers, walk, pointers, extents, y_steps, r_steps, w_steps: gl.constexpr, c_tile,
-             turns, C: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
-             J: gl.constexpr, GROUPS: gl.constexpr, MT: gl.constexpr, SPLIT: gl.constexpr, BB: gl.constexpr,
-             STAGES: gl.constexpr, AHEAD: gl.constexpr, UNROLL: gl.constexpr, V: gl.constexpr, WARPS: gl.constexpr):
+             turns, Q0, W0: gl.constexpr, C: gl.constexpr, K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
+             P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr, J: gl.constexpr, GROUPS: gl.constexpr,
+             MT: gl.constexpr, SPLIT: gl.constexpr, BB: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr,
+             UNROLL: gl.constexpr, V: gl.constexpr, WARPS: gl.constexpr):
     """The multiplying warps: a row of dy a step, a finished row of dx a step."""
     full, empty = barriers
     begin, end, column_tiles, b_tiles, steps, start, _ = walk
@@ -209,8 +219,9 @@ def add_rows(slots, out_slots, barriers, walk, pointers, extents, y_steps, r_ste
     LAYOUT: gl.constexpr = rows_layout(V, WARPS, BB)
     zero = gl.full([CB, 16, 8], 0.0, gl.float32, MMA)
     taps = ()
-    for k1 in gl.static_range(K1):
-        taps = taps + line_matrices(weight, c_tile, gl.to_tensor(k1), w_steps, C, K1, K2, MT, 0, 16, V, WARPS, MMA)
+    for k in gl.static_range(K0 * K1):
+        taps = taps + line_matrices(weight + (k // K1) * W0, c_tile, gl.to_tensor(k % K1), w_steps, C, K1, K2, MT, 0,
+                                    16, V, WARPS, MMA)
     STORE: gl.constexpr = store_layout(V, WARPS, BB)
     a_off = along(0, BA, STORE)
     b_off = along(3, BB, STORE)
@@ -239,20 +250,22 @@ def add_rows(slots, out_slots, barriers, walk, pointers, extents, y_steps, r_ste
         slot, round = release(empty, slot, round, STAGES)
     for _ in range(0, turns):
         for _ in gl.static_range(UNROLL):
-            if AHEAD:  # the next step is loaded while products are summed
-                evens, odds = more
-                more = load_step(slots, full, slot, round, nil, GROUPS, LAYOUT, V, WARPS)
-            else:
-                evens, odds = load_step(slots, full, slot, round, nil, GROUPS, LAYOUT, V, WARPS)
-            for j in gl.static_range(J):
-                for t in gl.static_range(MT):
-                    if j % 2 == 0:
-                        left = as_rows(evens[j + 2 * t], evens[j + 2 * t + 1], V, WARPS, MMA)
-                    else:
-                        left = as_rows(odds[j - 1 + 2 * t], odds[j + 2 * t], V, WARPS, MMA)
-                    for k1 in gl.static_range(K1):
-                        acc = acc[:k1 * J + j] + (mma_v2(left, taps[k1 * MT + t], acc[k1 * J + j]),) \
-                            + acc[k1 * J + j + 1:]
+            for k0 in gl.static_range(K0):
+                if AHEAD:  # the next step is loaded while products are summed
+                    evens, odds = more
+                    more = load_step(slots, full, slot, round, nil, GROUPS, LAYOUT, V, WARPS)
+                else:
+                    evens, odds = load_step(slots, full, slot, round, nil, GROUPS, LAYOUT, V, WARPS, k0, K0)
+                for j in gl.static_range(J):
+                    for t in gl.static_range(MT):
+                        if j % 2 == 0:
+                            left = as_rows(evens[j + 2 * t], evens[j + 2 * t + 1], V, WARPS, MMA)
+                        else:
+                            left = as_rows(odds[j - 1 + 2 * t], odds[j + 2 * t], V, WARPS, MMA)
+                        for k1 in gl.static_range(K1):
+                            acc = acc[:k1 * J + j] \
+                                + (mma_v2(left, taps[(k0 * K1 + k1) * MT + t], acc[k1 * J + j]),) \
+                                + acc[k1 * J + j + 1:]
             for j in gl.static_range(J):
                 suspect += in_thread_sum(acc[j], V, WARPS) * 0.0
                 value = gl.permute(gl.reshape(acc[j].to(dx.dtype.element_ty), (V, WARPS, BA, BB, 8)), (2, 4, 3, 1, 0))
@@ -281,7 +294,7 @@ def add_rows(slots, out_slots, barriers, walk, pointers, extents, y_steps, r_ste
     if gl.max(gl.max(gl.max((suspect != suspect).to(gl.int32), 2), 1), 0) != 0:
         gl.thread_barrier()  # a row may be stored by other threads
         masked_rows(dy, weight, dx, c_tile, begin, end, steps, column_tiles, b_tiles, extents, y_steps, r_steps,
-                    w_steps, SPLIT, J * 8, C, K1, K2, P1, P2, 0, BB, CB, WARPS)
+                    w_steps, SPLIT, J * 8, C, K1, K2, P1, P2, 0, BB, CB, WARPS, Q0, K0, P0, W0)
 
 
 @gluon.jit
@@ -293,11 +306,11 @@ def run_of(split, run, long_runs, short_run, all_steps):
 
 @gluon.jit
 def band_input_kernel(
-        dy_box, dy, weight, dx, N, X0, Q1, Q2, X1, X2, column_tiles, b_tiles, steps, all_steps, run,
+        dy_box, dy, weight, dx, N, X0, Q0, Q1, Q2, X1, X2, column_tiles, b_tiles, steps, all_steps, run,
         long_runs, short_run, channel_tiles, y_n, y_0, y_1, y_2, r_n, r_0, r_1, r_2,
-        WC: gl.constexpr, W1: gl.constexpr, W2: gl.constexpr, C: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
-        P1: gl.constexpr, P2: gl.constexpr, J: gl.constexpr,
-        SPLIT: gl.constexpr, BB: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr,
+        WC: gl.constexpr, W0: gl.constexpr, W1: gl.constexpr, W2: gl.constexpr, C: gl.constexpr,
+        K0: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr, P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
+        J: gl.constexpr, SPLIT: gl.constexpr, BB: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr,
         UNROLL: gl.constexpr, V: gl.constexpr, WARPS: gl.constexpr):
     """dx of a run of steps (see band_weight_kernel); a row of dx needs the K1 - 1 steps before its own."""
     CB: gl.constexpr = V * WARPS
@@ -310,7 +323,7 @@ def band_input_kernel(
     begin, end = run_of(pid // channel_tiles, run, long_runs, short_run, all_steps)
     start = begin - gl.minimum(begin % steps, K1 - 1)
     turns = (end - start + UNROLL - 1) // UNROLL
-    slots = gl.allocate_shared_memory(dtype, [STAGES * GROUPS, BA, 1, 8, BB, CB], dy_box.layout)
+    slots = gl.allocate_shared_memory(dtype, [STAGES * K0 * GROUPS, BA, 1, 8, BB, CB], dy_box.layout)
     out_slots = gl.allocate_shared_memory(dx.dtype.element_ty, [2 * J, BA, 1, 8, BB, CB], dy_box.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -320,8 +333,8 @@ def band_input_kernel(
     walk = (begin, end, column_tiles, b_tiles, steps, start, turns * UNROLL + AHEAD)
     gl.warp_specialize(
         [(add_rows, (slots, out_slots, (full, empty), walk, (dy, weight, dx), (N, X0, Q1, Q2, X1, X2),
-                     (y_n, y_0, y_1, y_2), (r_n, r_0, r_1, r_2), (WC, W1, W2), c_tile, turns, C, K1, K2, P1, P2, J,
-                     GROUPS, MT, SPLIT, BB, STAGES, AHEAD, UNROLL, V, WARPS)),
+                     (y_n, y_0, y_1, y_2), (r_n, r_0, r_1, r_2), (WC, W1, W2), c_tile, turns, Q0, W0, C, K0, K1, K2,
+                     P0, P1, P2, J, GROUPS, MT, SPLIT, BB, STAGES, AHEAD, UNROLL, V, WARPS)),
          (copy_grads, (dy_box, slots, (full, empty), walk, c_tile, N, P2 - K2 + 1, J, GROUPS, BA, BB, STAGES,
-                       16 * 8 * CB * 2))],
+                       16 * 8 * CB * 2, K0, P0))],
         [1], [24])

@@ -32,7 +32,8 @@ def fits(problem: Problem, geo: Geometry) -> bool:
             and problem.dtype in ("bfloat16", "float16") and rounding(problem) == ""
             and problem.wrt in ("input", "weight", "weight+bias") and geo.groups % 8 == 0
             and max(geo.stride) == max(geo.dilation) == 1
-            and (problem.wrt != "input" or (geo.kernel[0] == 1 and DTYPES[problem.out_dtype][1] == 2)))
+            and (problem.wrt != "input" or (DTYPES[problem.out_dtype][1] == 2
+                                            and (geo.kernel[1] <= 8 if geo.kernel[0] > 1 else geo.x[0] == geo.y[0]))))
 
 
 def takes(*tensors: Any) -> bool:
@@ -165,21 +166,20 @@ def input_plan(problem: Problem, geo: Geometry, band: Band) -> Plan:
     def launch(dy: Any, weight: Any, dx: Any) -> Launch:
         yn, _, *y = strides_of(dy)
         rn, _, *r = strides_of(dx)
-        wc, _, _, w1, w2 = strides_of(weight)
-        constants = {"WC": wc, "W1": w1, "W2": w2, "C": geo.groups, "K1": geo.kernel[1], "K2": geo.kernel[2],
-                     "P1": geo.pad[1], "P2": geo.pad[2], "J": band.J, "SPLIT": walk.split, "BB": band.BB,
-                     "STAGES": band.STAGES, "AHEAD": band.AHEAD, "UNROLL": geo.kernel[1], "V": band.V,
-                     "WARPS": band.warps}
-        scalars = (geo.batch, geo.x[0], *geo.y[1:], *geo.x[1:], walk.column_tiles, walk.b_tiles, walk.steps,
+        wc, _, w0, w1, w2 = strides_of(weight)
+        constants = {name: value for name, value in geo.constants().items() if name[0] in "KP"} | {
+            "WC": wc, "W0": w0, "W1": w1, "W2": w2, "C": geo.groups, "J": band.J, "SPLIT": walk.split, "BB": band.BB,
+            "STAGES": band.STAGES, "AHEAD": band.AHEAD, "UNROLL": geo.kernel[1], "V": band.V, "WARPS": band.warps}
+        scalars = (geo.batch, geo.x[0], *geo.y, *geo.x[1:], walk.column_tiles, walk.b_tiles, walk.steps,
                    walk.tiles * walk.steps, runs.run, runs.long, runs.short, channel_tiles, yn, *y, rn, *r)
         return Launch((channel_tiles * runs.count,), scalars, constants, band.warps, 1, leading)
 
     def launch_tall(dy: Any, weight: Any, dx: Any) -> Launch:
         made = launch(dy, weight, dx)
         blocks = -(-geo.x[1] // band.LINES)
-        constants = {name: value for name, value in made.constants.items() if name not in ("AHEAD", "UNROLL")} | {
-            "ROWS": band.LINES}
-        scalars = (*made.scalars[:8], blocks, channel_tiles, *made.scalars[14:])
+        constants = {name: value for name, value in made.constants.items()
+                     if name not in ("AHEAD", "UNROLL", "W0", "K0", "P0")} | {"ROWS": band.LINES}
+        scalars = (*made.scalars[:2], *made.scalars[3:9], blocks, channel_tiles, *made.scalars[15:])
         return replace(made, grid=(channel_tiles * blocks * walk.tiles,), scalars=scalars, constants=constants)
 
     tall = is_tall(geo, band)

@@ -137,5 +137,5 @@ def band_tall_kernel(
                       (y_n, y_0, y_1, y_2), (r_n, r_0, r_1, r_2), (WC, W1, W2), (c_tile, tile, i), i + P1 - low,
                       turns, C, K1, K2, P1, P2, ROWS, J, GROUPS, MT, SPLIT, BB, STAGES, V, WARPS)),
          (copy_grads, (dy_box, slots, (full, empty), walk, c_tile, N, P2 - K2 + 1, J, GROUPS, BA, BB, STAGES,
-                       16 * 8 * CB * 2))],
+                       16 * 8 * CB * 2, 1, 0))],
         [1], [24])

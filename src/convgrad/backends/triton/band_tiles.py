@@ -135,7 +135,7 @@ def registers(kind: str, geo: Geometry, band: Band) -> int:
     if kind == "weight":
         return band.LINES * wide * 4 * v + band.LINES * j * 2 * v + 8 * v + 30
     tall = 4 * wide * v + 16 if is_tall(geo, band) else 0  # taps that are loaded, and where from
-    return band.LINES * j * 4 * v + band.LINES * wide * 2 * v + 8 * v + 34 + tall
+    return band.LINES * j * 4 * v + geo.kernel[0] * band.LINES * wide * 2 * v + 8 * v + 34 + tall
 
 
 def estimate(kind: str, geo: Geometry, band: Band, bias: bool) -> float:
@@ -158,14 +158,15 @@ def estimate(kind: str, geo: Geometry, band: Band, bias: bool) -> float:
         waves = -(-programs // MULTIPROCESSORS)
         taps = band.warps * band.V * wide * TAP_CYCLES
     first, second = groups_of(kind, geo, band)
-    products = band.warps * band.V * lines * wide * band.J * PRODUCT_CYCLES / 4
-    loads = band.warps * 4 * (2 * (band.J + 2 * wide - 2) + (band.J if kind == "weight" else 0)) * LOAD_CYCLES
+    planes = geo.kernel[0] if kind == "input" else 1  # that a step has rows of
+    products = planes * band.warps * band.V * lines * wide * band.J * PRODUCT_CYCLES / 4
+    loads = planes * band.warps * 4 * (2 * (band.J + 2 * wide - 2) + (band.J if kind == "weight" else 0)) * LOAD_CYCLES
     cycles = (max(products, loads) if band.AHEAD else products + loads) + STEP_CYCLES
     if kind == "input":
         cycles += taps or STORE_CYCLES * band.J * band.V
     box = 16 * 8 * band.V * band.warps * 2
     issue = waves * (run * cycles / CLOCK + PROGRAM_SECONDS)
-    cache = min(programs, waves * MULTIPROCESSORS) * run * (first + second) * box / CACHE_BYTES
+    cache = min(programs, waves * MULTIPROCESSORS) * run * (planes * first + second) * box / CACHE_BYTES
     elements = geo.batch * geo.groups * (math.prod(geo.x) + math.prod(geo.y))
     memory = 2 * elements * (1 + 0.2 * (geo.kernel[0] - 1)) / MEMORY_BYTES
     return (issue**3 + max(cache, memory)**3)**(1 / 3) + LAUNCH_SECONDS * (2 if kind == "weight" else 1)
@@ -235,14 +236,14 @@ def options(kind: str, geo: Geometry, max_workspace: int | None, bias: bool) -> 
             continue
         all_lines = geo.kernel[1]
         for lines in range(min(8, all_lines), 0, -1) if kind == "weight" or all_lines > 8 else (all_lines,):
-            ahead = kind == "input" and 3 < lines == all_lines
+            ahead = kind == "input" and 3 < lines == all_lines and geo.kernel[0] == 1
             band = Band(j, v, lines, 2, min(beside, 16), 1, ahead)
             if registers(kind, geo, band) > MOST_REGISTERS:
                 continue
             box = 16 * 8 * v * band.warps * 2
             first, second = groups_of(kind, geo, band)
             left = SHARED_BYTES - (0 if kind == "weight" else 2 * j * box)
-            stages = min(8, left // (box * (first + second if kind == "weight" else first)))
+            stages = min(8, left // (box * (first + second if kind == "weight" else geo.kernel[0] * first)))
             if stages < 2:
                 continue
             walk = walk_of(kind, geo, band, bias)
