@@ -95,10 +95,10 @@ def masked_sums(dy, x, out, taps, c_tile, k0, ky, begin, end, steps, column_tile
                 x_steps, OWN_X: gl.constexpr, SPLIT: gl.constexpr, COLUMNS: gl.constexpr, C: gl.constexpr,
                 K2: gl.constexpr,
                 P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr, BB: gl.constexpr, CB: gl.constexpr,
-                WARPS: gl.constexpr):
+                WARPS: gl.constexpr, STRIPS: gl.constexpr = 16, T1: gl.constexpr = 1, T2: gl.constexpr = 1):
     """The sums of a run again, every product masked: a zero of the padding may have met an infinite operand.
 
-    A run owns columns of x, from the first that a tap reaches on (OWN_X), or of dy.
+    A run owns columns of x, from the first that a tap reaches on (OWN_X), or of dy. T1 and T2 are strides.
     """
     N, Q0, Q1, Q2, X0, X1, X2 = extents
     y_n, y_0, y_1, y_2 = y_steps
@@ -106,24 +106,24 @@ def masked_sums(dy, x, out, taps, c_tile, k0, ky, begin, end, steps, column_tile
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [WARPS, 1], [1, 0])
     c_out = c_tile + gl.arange(0, CB, layout=gl.SliceLayout(0, LAYOUT))
     c = c_out[None, :]
-    strip = gl.arange(0, 16, layout=gl.SliceLayout(1, LAYOUT))[:, None]
+    strip = gl.arange(0, STRIPS, layout=gl.SliceLayout(1, LAYOUT))[:, None]
     for tap in range(0, taps):
-        tap1 = ky + tap // K2
+        line = tap // K2
         tap2 = tap % K2
-        again = gl.full([16, CB], 0.0, gl.float32, LAYOUT)
+        again = gl.full([STRIPS, CB], 0.0, gl.float32, LAYOUT)
         for at in range(begin, end):
-            a, b, column = place_of(at // steps, column_tiles, b_tiles, 16 // BB, BB, COLUMNS)
+            a, b, column = place_of(at // steps, column_tiles, b_tiles, STRIPS // BB, BB, COLUMNS)
             n = a + strip // BB
             o_0 = b + strip % BB
             if SPLIT:  # strips are images
                 n = n * BB + o_0
                 o_0 = o_0 * 0
             i_0 = o_0 + k0 - P0
-            i_1 = at % steps - (P1 - ky)
-            o_1 = i_1 + P1 - tap1
+            i_1 = at % steps * T1 - (P1 - ky) + line % T1
+            o_1 = at % steps - line // T1
             for e in range(0, COLUMNS):
                 o_2 = column + e - tap2 if OWN_X else column + e
-                i_2 = o_2 + tap2 - P2
+                i_2 = o_2 * T2 + tap2 - P2
                 ok = (c < C) & (n < N) & (o_0 < Q0) & (i_0 >= 0) & (i_0 < X0) & (o_2 >= 0) & (o_2 < Q2) & (i_2 >= 0) \
                     & (i_2 < X2) & (i_1 >= 0) & (i_1 < X1) & (o_1 >= 0) & (o_1 < Q1)
                 from_x = n.to(gl.int64) * x_n + i_0.to(gl.int64) * x_0 + i_1.to(gl.int64) * x_1 \

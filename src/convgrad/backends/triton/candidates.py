@@ -17,6 +17,7 @@ from . import (
     depthwise_plans,
     joined_plans,
     line_plans,
+    slide_box_plans,
     slide_plans,
     wide_plans,
     window_plans,
@@ -124,6 +125,8 @@ def depthwise(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     strips = [choice_of(kernel, strip) for kernel, strip in slide_plans.worth_measuring(problem, geo)]
     if strips and len(problem.results) > 1 and problem.wrt != "weight+bias":
         yield SEPARATE
+    for boxed in slide_box_plans.worth_measuring(problem, geo):
+        yield choice_of("slide_box", boxed)
     for band in band_plans.worth_measuring(problem, geo):
         yield choice_of("band", band)
     yield from strips

@@ -10,7 +10,7 @@ from typing import Any
 import triton.language as tl
 
 from ...problem import DTYPES, Plan, Problem, Unsupported
-from . import band_plans, copied_plans, decoded_plans, depthwise_plans, slide_plans
+from . import band_plans, copied_plans, decoded_plans, depthwise_plans, slide_box_plans, slide_plans
 from .bias_parts import bias_add_step
 from .flat import flattened, with_flat
 from .gather import gather_kernel
@@ -83,7 +83,8 @@ def depthwise_plan(problem: Problem, geo: Geometry, max_workspace: int | None, c
     if choice is None and "input" in problem.results and len(problem.results) > 1 \
             and band_plans.faster_apart(problem, geo, max_workspace):
         raise Unsupported("several results at once: one pass each on the tensor cores is faster by the model")
-    banded = band_plans.for_problem(problem, geo, max_workspace, choice)
+    banded = slide_box_plans.for_problem(problem, geo, max_workspace, choice) or \
+        band_plans.for_problem(problem, geo, max_workspace, choice)
     if banded is not None:
         return band_plans.or_other(banded, without_bands(problem, geo, max_workspace))
     return strips_or_plain(problem, geo, max_workspace, choice)
@@ -99,7 +100,7 @@ def without_bands(problem: Problem, geo: Geometry, max_workspace: int | None) ->
 
 def strips_or_plain(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
     """Depthwise gradients without tensor cores."""
-    if choice is not None and choice["kernel"] == "band":  # measured for tensors that bands do not take
+    if choice is not None and choice["kernel"] in ("band", "slide_box"):  # measured for tensors that bands do not take
         choice = None
     slid = slide_plans.for_problem(problem, geo, max_workspace, choice)
     if slid is None:  # a measured strip says nothing about the plain kernels

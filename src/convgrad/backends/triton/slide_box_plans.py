@@ -1,0 +1,225 @@
+"""Plans for the depthwise weight gradient by strips that the copy engine feeds: when they fit, how tiles lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, NamedTuple
+
+import triton.experimental.gluon.language as gl
+
+from ...problem import DTYPES, Plan, Problem
+from . import band_plans, band_tiles, strips
+from .depthwise_plans import channels_last
+from .descriptors import BoxDescriptor
+from .geometry import Geometry, strides_of, turned
+from .launch import INTERPRETED, Launch, Step
+from .numbers_on_device import on_tensors, rounding
+from .slide_boxes import slide_box_kernel, slot_columns
+from .slide_plans import Sums
+from .strips import choose_strip
+from .tiles import MULTIPROCESSORS, SHARED_BYTES, WORKSPACE_FLOOR
+from .tuning import Choice, fields_of, left_out
+
+REGISTERS = 65536  # of a multiprocessor
+MOST_REGISTERS = 215  # of a thread, as they are counted here
+STAGE_BYTES = 66 * 1024  # of shared memory: three programs a multiprocessor
+MOST_COLUMNS = 34
+LONGEST_BODY = 2000  # products in the body of a loop
+LEAST_WARPS = 2.0  # of a scheduler that hide each other's waits
+CLOCK = 1.5e9  # as if: what waiting leaves of it
+MEMORY_BYTES = 3.5e12
+LAUNCH_SECONDS = 5e-6
+
+
+@dataclass(frozen=True)
+class BoxStrip:
+    """U columns x V channels a thread, BC channels a program; stages of ROWS rows, STAGES wait, UNROLL a turn."""
+
+    U: int
+    V: int
+    BC: int
+    ROWS: int
+    UNROLL: int
+    STAGES: int
+    splits: int
+    warps: int = 4
+
+    @property
+    def S(self) -> int:
+        """Images of a tile, a strip each."""
+        return 32 * self.warps * self.V // self.BC
+
+    def __str__(self) -> str:
+        return (f"strips of {self.U} columns x {self.S} images x {self.BC} channels ({self.V} a thread), "
+                f"{self.STAGES} x {self.ROWS} rows under way, {self.splits} runs")
+
+
+def fits(problem: Problem, geo: Geometry) -> bool:
+    """Whether the strips compute what is asked for: 16-bit operands in channels last, no dilation."""
+    return (not INTERPRETED and not left_out("slide_box_") and channels_last(problem)
+            and problem.dtype in ("bfloat16", "float16") and rounding(problem) == ""
+            and problem.wrt in ("weight", "weight+bias") and geo.stride[0] == max(geo.dilation) == 1
+            and geo.groups % 8 == 0)
+
+
+def rows_of(geo: Geometry, bias: bool) -> int:
+    """Rows of dy of a tile: all that have products, and as many that what it leaves in registers meets zeros only."""
+    pad, stride = geo.pad[1], geo.stride[1]
+    reach = -(-geo.kernel[1] // stride)
+    products = min(geo.y[1] + reach - 1, (geo.x[1] - 1 + pad) // stride + 1)
+    return max(1, products, geo.y[1] + reach - 1 - max(pad, 0) // stride, geo.y[1] if bias else 1)
+
+
+class Walk(NamedTuple):
+    """How runs of stages lie: `stages` a tile, `all_stages` of all tiles, `run` of a run, `splits` runs."""
+
+    stages: int
+    all_stages: int
+    run: int
+    splits: int
+
+
+def walk_of(geo: Geometry, strip: BoxStrip, bias: bool) -> Walk:
+    """Runs of whole stages, as even as they get."""
+    stages = -(-rows_of(geo, bias) // strip.ROWS)
+    all_stages = -(-geo.y[2] // strip.U) * geo.y[0] * -(-geo.batch // strip.S) * stages
+    run = -(-all_stages // min(all_stages, strip.splits))
+    return Walk(stages, all_stages, run, -(-all_stages // run))
+
+
+def box_of(tensor: Any, planes: int, rows: int, columns: int, strip: BoxStrip) -> BoxDescriptor:
+    """The tensor as (planes, rows, columns, images, channels), S images and BC channels a box."""
+    n, _, s0, s1, s2 = strides_of(tensor)
+    batch, channels, *extents = tensor.shape
+    extents = [1] * (3 - len(extents)) + extents
+    strides = [step or channels for step in (s0, s1, s2, n)]
+    return BoxDescriptor(tensor, [*extents, batch, channels], [*strides, 1],
+                         [1, 1, slot_columns(planes * rows * columns, strip.S), strip.S, strip.BC],
+                         gl.NVMMASharedLayout(2 * strip.BC, 16, rank=5), box=(planes, rows, columns, strip.S, strip.BC))
+
+
+def weight_plan(problem: Problem, geo: Geometry, strip: BoxStrip) -> Plan:
+    """The weight gradient, alone or with the bias gradient."""
+    bias = "bias" in problem.results
+    walk = walk_of(geo, strip, bias)
+    channel_tiles = -(-geo.groups // strip.BC)
+    width = (strip.U - 1) * geo.stride[2] + geo.kernel[2]
+
+    def leading(dy: Any, x: Any, partial: Any) -> tuple[Any, ...]:
+        return (box_of(x, geo.kernel[0], strip.ROWS * geo.stride[1], width, strip),
+                box_of(dy, 1, strip.ROWS, strip.U, strip), dy, x, partial)
+
+    def launch(dy: Any, x: Any, partial: Any) -> Launch:
+        yn, _, *y = strides_of(dy)
+        xn, _, *xs = strides_of(x)
+        constants = {name: value for name, value in geo.constants().items() if name[0] in "KTP" and name != "T0"} | {
+            "C": geo.groups, "Q2": geo.y[2], "X2": geo.x[2], "BIAS": bias, "U": strip.U, "V": strip.V,
+            "ROWS": strip.ROWS, "UNROLL": strip.UNROLL, "STAGES": strip.STAGES, "S": strip.S, "BC": strip.BC,
+            "WARPS": strip.warps}
+        scalars = (geo.batch, *geo.y[:2], *geo.x[:2], geo.y[0], *walk[:3], channel_tiles, yn, *y, xn, *xs)
+        return Launch((channel_tiles * walk.splits,), scalars, constants, strip.warps, 1, leading)
+
+    step = Step(slide_box_kernel, launch)
+    sums = Sums(problem, geo, strides_of, walk.splits)
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        partial = sums.partial(workspace, results[0])
+        step(*operands, partial)
+        sums.add(partial, results)
+
+    return Plan(problem, "triton", f"slide_box_{DTYPES[problem.dtype][0]}_{strip.U}x{strip.V}_split{walk.splits}",
+                on_tensors(problem, run), sums.bytes, (f"tile: {strip}",))
+
+
+def slot_bytes(geo: Geometry, strip: BoxStrip) -> int:
+    """Shared memory of a stage."""
+    width = (strip.U - 1) * geo.stride[2] + geo.kernel[2]
+    columns = slot_columns(geo.kernel[0] * strip.ROWS * geo.stride[1] * width, strip.S) + \
+        slot_columns(strip.ROWS * strip.U, strip.S)
+    return 2 * columns * strip.S * strip.BC
+
+
+def registers(geo: Geometry, strip: BoxStrip) -> float:
+    """Of a thread, about: sums, rows of dy that wait, a row of each."""
+    reach = -(-geo.kernel[1] // geo.stride[1])
+    width = (strip.U - 1) * geo.stride[2] + geo.kernel[2]
+    return strip.V * (geo.taps + (reach - 1) * strip.U + 0.7 * (strip.U + width)) + 25
+
+
+def resident(geo: Geometry, strip: BoxStrip) -> int:
+    """Programs of a multiprocessor at the same time."""
+    return int(min(REGISTERS // (registers(geo, strip) * 32 * strip.warps),
+                   SHARED_BYTES // (strip.STAGES * slot_bytes(geo, strip) + 1024), 64 // strip.warps))
+
+
+def estimate(geo: Geometry, strip: BoxStrip, bias: bool) -> float:
+    """Seconds: instructions of all warps, or what comes from memory."""
+    walk = walk_of(geo, strip, bias)
+    reach = -(-geo.kernel[1] // geo.stride[1])
+    width = (strip.U - 1) * geo.stride[2] + geo.kernel[2]
+    columns = strip.ROWS * (strip.U + geo.kernel[0] * geo.stride[1] * width)
+    moves = 0 if strip.ROWS * strip.UNROLL % reach == 0 else (reach - 1) * strip.U * strip.V
+    cycles = strip.ROWS * (geo.taps * strip.U * strip.V + 20) + 1.4 * columns * max(strip.V, 1.5) + moves + 70
+    tiles = -(-geo.groups // strip.BC)
+    programs = tiles * walk.splits
+    waves = -(-programs // (MULTIPROCESSORS * resident(geo, strip)))
+    before = 0 if walk.run % walk.stages == 0 else (reach - 2 + strip.ROWS) // strip.ROWS
+    busy = waves * resident(geo, strip) * strip.warps / 4  # warps of a scheduler, one after the other
+    issue = (walk.run + before) * cycles * max(busy, waves * LEAST_WARPS) / CLOCK
+    elements = geo.batch * geo.groups * (math.prod(geo.x) + math.prod(geo.y))
+    return math.hypot(issue, 2 * elements / MEMORY_BYTES) + 2 * LAUNCH_SECONDS
+
+
+def options(geo: Geometry, max_workspace: int | None, bias: bool) -> Iterator[BoxStrip]:
+    """Strips whose registers and stages fit, with runs that fill the chip."""
+    reach = -(-geo.kernel[1] // geo.stride[1])
+    size = 4 * geo.groups * (geo.taps + bias)
+    limit = max(WORKSPACE_FLOOR, 2 * size)
+    limit = limit if max_workspace is None else min(max_workspace, limit)
+    widths = {-(-geo.y[2] // parts) for parts in range(1, geo.y[2] + 1)}
+    for columns, rows, (v, channels) in product(sorted(widths), {1, 2, 3}, ((2, 64), (2, 32), (1, 32))):
+        if columns > MOST_COLUMNS or (columns < 4 and columns < geo.y[2]) or (rows > 1 and rows > rows_of(geo, bias)) \
+                or (channels > 32 and -(-geo.groups // channels) * channels > 1.2 * geo.groups):
+            continue
+        whole = reach // math.gcd(reach, rows)
+        for unroll in {1, whole if whole * rows * geo.taps * columns * v <= LONGEST_BODY else 1}:
+            strip = BoxStrip(columns, v, channels, rows, unroll, 2, 1)
+            strip = replace(strip, STAGES=max(2, min(4, STAGE_BYTES // slot_bytes(geo, strip))))
+            if registers(geo, strip) > MOST_REGISTERS or resident(geo, strip) < 2:
+                continue
+            runs = resident(geo, strip) * MULTIPROCESSORS // -(-geo.groups // channels)
+            yield replace(strip, splits=max(1, min(runs, limit // size)))
+
+
+def worth_measuring(problem: Problem, geo: Geometry, count: int = 6) -> list[BoxStrip]:
+    """The best strips of different shapes."""
+    if not fits(problem, geo):
+        return []
+    bias = "bias" in problem.results
+    return sorted(options(geo, None, bias), key=lambda strip: estimate(geo, strip, bias))[:count]
+
+
+def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan | None:
+    """The plan by boxed strips; None where they do not fit or are not chosen."""
+    if not fits(problem, geo) or (choice is not None and choice["kernel"] != "slide_box"):
+        return None
+    strip = BoxStrip(**fields_of(choice)) if choice is not None else \
+        faster_than_others(problem, geo, max_workspace, "bias" in problem.results)
+    return None if strip is None else weight_plan(problem, geo, strip)
+
+
+def faster_than_others(problem: Problem, geo: Geometry, max_workspace: int | None, bias: bool) -> BoxStrip | None:
+    """The best boxed strip where the models expect it to be faster than strips and bands."""
+    found = min(((estimate(geo, strip, bias), place, strip) for place, strip in
+                 enumerate(options(geo, max_workspace, bias))), default=None)
+    if found is None:
+        return None
+    others = [band.seconds for band in band_tiles.options("weight", geo, max_workspace, bias)] \
+        if band_plans.fits(problem, geo) else []
+    other = choose_strip("weight", geo, max_workspace, bias)
+    if other is not None:
+        others.append(1e-3 * strips.estimate("weight", turned(geo) if other.turn else geo, other))
+    return found[2] if found[0] < min(others, default=math.inf) else None
