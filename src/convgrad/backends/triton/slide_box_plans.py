@@ -95,7 +95,8 @@ def box_of(tensor: Any, planes: int, rows: int, columns: int, strip: BoxStrip) -
     n, _, s0, s1, s2 = strides_of(tensor)
     batch, channels, *extents = tensor.shape
     extents = [1] * (3 - len(extents)) + extents
-    strides = [step or channels for step in (s0, s1, s2, n)]
+    steps = zip((s0, s1, s2, n), (*extents, batch))
+    strides = [step if extent > 1 else channels for step, extent in steps]  # of one element it may be anything
     return BoxDescriptor(tensor, [*extents, batch, channels], [*strides, 1],
                          [1, 1, slot_columns(planes * rows * columns, strip.S), strip.S, strip.BC],
                          gl.NVMMASharedLayout(2 * strip.BC, 16, rank=5), box=(planes, rows, columns, strip.S, strip.BC))
@@ -179,16 +180,16 @@ def options(geo: Geometry, max_workspace: int | None, bias: bool) -> Iterator[Bo
     size = 4 * geo.groups * (geo.taps + bias)
     limit = max(WORKSPACE_FLOOR, 2 * size)
     limit = limit if max_workspace is None else min(max_workspace, limit)
-    widths = {-(-geo.y[2] // parts) for parts in range(1, geo.y[2] + 1)}
+    widths = {-(-geo.y[2] // -(-geo.y[2] // columns)) for columns in range(1, MOST_COLUMNS + 1)}
     for columns, rows, (v, channels) in product(sorted(widths), {1, 2, 3}, ((2, 64), (2, 32), (1, 32))):
-        if columns > MOST_COLUMNS or (columns < 4 and columns < geo.y[2]) or (rows > 1 and rows > rows_of(geo, bias)) \
+        if (columns < 4 and columns < geo.y[2]) or (rows > 1 and rows > rows_of(geo, bias)) \
                 or (channels > 32 and -(-geo.groups // channels) * channels > 1.2 * geo.groups):
             continue
         whole = reach // math.gcd(reach, rows)
         for unroll in {1, whole if whole * rows * geo.taps * columns * v <= LONGEST_BODY else 1}:
             strip = BoxStrip(columns, v, channels, rows, unroll, 2, 1)
             strip = replace(strip, STAGES=max(2, min(4, STAGE_BYTES // slot_bytes(geo, strip))))
-            if registers(geo, strip) > MOST_REGISTERS or resident(geo, strip) < 2:
+            if geo.batch < strip.S or registers(geo, strip) > MOST_REGISTERS or resident(geo, strip) < 2:
                 continue
             runs = resident(geo, strip) * MULTIPROCESSORS // -(-geo.groups // channels)
             yield replace(strip, splits=max(1, min(runs, limit // size)))
