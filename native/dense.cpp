@@ -23,16 +23,27 @@ const char* parts_choice() {
   return choice && *choice ? choice : nullptr;
 }
 
+// 11 bits of f16, 12 of hf32 are two parts, 24 of f32 are three.
+bool two_parts(const Problem& problem) { return problem.dtype == Dtype::f16 || problem.compute != Compute::f32; }
+
 // NOTE: measured on a Xeon with AMX, two cores, beside f32 FMAs: parts are 1.1 to 1.5 times as fast in input gradients
 // where the weight in three parts stays in L2 and a packed element is used often (resnet50_l1_3x3_64, c3d_conv2_64_128,
 // wan21_vae_96_full); they are slower in weight gradients, with strides, 1x1 kernels or more channels.
+// Two parts pay more often: 1.1 to 2.1 times as fast with any stride, unless there are few pixels for the weight; and
+// 1.2 to 1.5 times in weight gradients with many uses of an element (resnet50_l3_3x3_256, wan21_vae_96_full). Beside a
+// busy neighbour on the core FMAs lose less than tiles do: where parts gain little, they are not taken.
 bool parts_pay(const Problem& problem) {
-  constexpr int64_t most_weights = 270'000, fewest_uses = 300;
+  constexpr int64_t most_weights = 270'000, fewest_pixels = 700;
   if (const char* choice = parts_choice()) return *choice != '0';
   const Geometry& geo = problem.geo;
-  const int64_t results = problem.wrt & wrt_output ? geo.group_out() : geo.group_in();
-  return !(problem.wrt & (wrt_weight | wrt_bias)) && geo.stride[0] == 1 && geo.stride[1] == 1 && geo.stride[2] == 1 &&
-         geo.K * geo.group_in() * geo.taps() <= most_weights && results * geo.taps() >= fewest_uses;
+  const bool forward = problem.wrt & wrt_output, two = two_parts(problem);
+  if (problem.wrt & (wrt_weight | wrt_bias))
+    return two && std::min(geo.group_in(), geo.group_out()) * geo.taps() >= 1600;
+  const int64_t uses = (forward ? geo.group_out() : geo.group_in()) * geo.taps();
+  if (uses < (two ? 250 : 300)) return false;
+  if (two) return geo.N * (forward ? geo.in_pixels() : geo.out_pixels()) >= fewest_pixels;
+  return geo.stride[0] == 1 && geo.stride[1] == 1 && geo.stride[2] == 1 &&
+         geo.K * geo.group_in() * geo.taps() <= most_weights;
 }
 
 // How an operand is packed: bf16 operands as bf16 where a bf16 kernel exists and no bit is lost by it, wider ones in
@@ -50,8 +61,7 @@ const Gemm* kernel_of(const Problem& problem, Element element) {
   switch (element) {
     case Element::f64: return kernels.f64;
     case Element::bf16: return kernels.bf16;
-    case Element::parts:  // 11 bits of f16, 12 of hf32 are two parts, 24 of f32 are three
-      return problem.dtype == Dtype::f16 || problem.compute != Compute::f32 ? kernels.bf16x2 : kernels.bf16x3;
+    case Element::parts: return two_parts(problem) ? kernels.bf16x2 : kernels.bf16x3;
     default: return kernels.f32;
   }
 }

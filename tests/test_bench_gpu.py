@@ -167,7 +167,7 @@ def test_fp8_beside_bf16(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert [(row["layer"], row["gradient"]) for row in rows] == [("wide", "input_grad"), ("wide", "weight_grad")]
     for row in rows:
         assert all(entry["worst_error"] <= 1 and entry["ratio"] > 0 for entry in row["modes"].values())
-    assert list(rows[0]["modes"]) == ["bf16", "fp8 exact", 'compute="fp8"'] and len(rows[1]["modes"]) == 2
+        assert list(row["modes"]) == ["bf16", "fp8 exact", 'compute="fp8"']
     assert "in the mean of 1, lowest" in capsys.readouterr().out
 
 

@@ -107,6 +107,11 @@ TILED = [
     "weight_grad bf16 n2 c192 k66 i9x9 w3x3 p1x1 g6",
     "conv bf16 n1 c64 k64 i14x14 w1x1 p1x1 NHWC OHWI",  # not read in place: taps beside the tensor
     "conv bf16 n2 c64 k70 i9x11 w2x2 s2x2 NHWC OHWI",
+    "input_grad bf16 n2 c64 k40 i14x14 w3x3 p1x1 NHWC OHWI",  # rows of fewer pixels than a tile has: joined
+    "weight_grad bf16 n4 c40 k64 i20 w3 p1 TBC LIO",  # images are columns
+    # Taps in pairs: rows joined, row by row, with half a panel of channels, next to a tap without pixels.
+    "weight_grad bf16 n3 c70 k40 i9x11 w3x4 p1x2 NHWC OHWI", "weight_grad bf16 n1 c40 k33 i7x64 w3x3 p1x1 NHWC OHWI",
+    "weight_grad f32 n1 c12 k33 i40 w7 p3 NLC OLI", "weight_grad bf16 n1 c48 k20 i2x5 w5x4 p4x2 NHWC OHWI",
 ]
 
 

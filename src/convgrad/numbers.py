@@ -201,11 +201,11 @@ def sum_error(problem: Problem, wrt: str, magnitude: Array) -> Array:
 
     `f(L)*2^-24*magnitude` (2^-53 for float64), plus one smallest normal number of the arithmetic, because the bf16
     instructions of processors flush smaller products to zero. `magnitude` is the sum of |a*b| over the same terms.
-    Output and input gradient with compute mode fp8 may lose FP8_SUM_ERROR more of it.
+    With compute mode fp8 all but the bias gradient may lose FP8_SUM_ERROR more of it.
     """
     wide = problem.dtype == "float64"
     factor = sum_error_factor(problem.conv.reduction_length(wrt)) * (2.0**-53 if wide else 2.0**-24)
-    if problem.compute == "fp8" and wrt in ("output", "input"):
+    if problem.compute == "fp8" and wrt != "bias":
         factor += FP8_SUM_ERROR
     error: Array = factor * magnitude + np.where(
         magnitude > 0, 2.0**-1022 if wide else 2.0**-126, 0.0)

@@ -37,10 +37,10 @@ def wide_layers(layers: Sequence[Layer]) -> list[Layer]:
 
 
 def questions(layer: Layer, gradient: str, layout: str) -> dict[str, Problem]:
-    """The problem of a gradient in every mode that it has."""
+    """The problem of a gradient in every mode."""
     asked = layer.question(gradient, "bfloat16", layout, "cuda")
     return {mode: Problem(asked.conv, asked.wrt, dtype, "bfloat16", compute, asked.layout, asked.weight_layout, "cuda")
-            for mode, (dtype, compute) in MODES.items() if compute != "fp8" or asked.wrt != "weight"}
+            for mode, (dtype, compute) in MODES.items()}
 
 
 def measure_fp8(layers: Sequence[Layer], choice: Choice, arena: CudaArena,

@@ -18,6 +18,7 @@ from . import (
     group_plans,
     joined_plans,
     line_plans,
+    row_plans,
     slide_box_plans,
     slide_plans,
     wide_plans,
@@ -106,6 +107,8 @@ def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     for window in window_plans.worth_measuring(problem, geo):
         yield choice_of("windows", window)
     yield from wide_plans.worth_measuring(problem, geo)
+    for rows in row_plans.worth_measuring(problem, geo):
+        yield choice_of("rows", rows)
     lines = line_plans.worth_measuring(problem, geo)
     for tile in lines:
         yield choice_of("lines", tile)

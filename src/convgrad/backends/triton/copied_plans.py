@@ -19,7 +19,7 @@ import torch
 from ...problem import DTYPES, SPATIAL_LETTERS, Conv, Problem
 from .box_plans import weight_rows_fit
 from .copies import copy_kernel
-from .geometry import Geometry, geometry
+from .geometry import Geometry, channels_last, geometry
 from .launch import Launch, Step, aligned_strides, power_of_two
 from .line_plans import LAUNCH_SECONDS
 from .numbers_on_device import scratch
@@ -151,7 +151,7 @@ class Copied:
     def seconds(self) -> float:
         """Estimated: the pieces' own times, and every copy written and read once more."""
         own = sum(self.ways[piece.conv][0].seconds for piece in self.pieces)
-        inputs, outputs, weights = element_bytes(self.problem, self.direct)
+        inputs, outputs, weights = element_bytes(self.problem, self.direct) if any(self.copied) else (0, 0, 0)
         moved = sum(inputs * math.prod(piece.conv.input_shape) + outputs * math.prod(piece.conv.output_shape)
                     for piece in self.pieces) + weights * math.prod(self.problem.conv.weight_shape)
         adding = 2 * self.slab_bytes * len(self.pieces) if self.slabs else 0
@@ -251,13 +251,6 @@ def like(tensor: Any, memory: Any) -> Any:
     outer, channels, *spatial = tensor.shape
     flat = memory[:tensor.numel() * tensor.element_size()].view(tensor.dtype)
     return flat.view(outer, *spatial, channels).permute(0, -1, *range(1, tensor.dim() - 1))
-
-
-def channels_last(tensor: Any) -> bool:
-    """Whether channels are neighbours, and every other axis takes steps of 16 bytes: no copy is needed."""
-    return (tensor.shape[1] == 1 or tensor.stride(1) == 1) and tensor.data_ptr() % 16 == 0 and not any(
-        step * tensor.element_size() % 16
-        for axis, step in enumerate(tensor.stride()) if axis != 1 and tensor.shape[axis] > 1)
 
 
 def runs_of(tensor: Any) -> list[tuple[int, int]]:

@@ -1,8 +1,10 @@
-"""Weight gradients of FP8 numbers whose 16-bit copies do not fit the workspace at once: piece after piece."""
+"""Weight gradients of FP8 numbers whose copies do not fit the workspace at once: piece after piece."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import chain, islice
 from typing import Any
 
 from ...problem import Problem
@@ -10,37 +12,53 @@ from .copied_plans import (
     ALIGNMENT,
     Copied,
     Piece,
-    channels_last,
     cut_axis,
     pieces_of,
     sizes_to_try,
     slabs_for,
     up,
 )
-from .geometry import Geometry, geometry
+from .geometry import Geometry, channels_last, geometry
 from .line_plans import LAUNCH_SECONDS
 from .numbers_on_device import rounding
 from .part_plans import flops_of
 from .tiles import workspace_limit
-from .ways import Operands, Way, by_decoded_lines
+from .ways import Offer, Operands, Way, by_decoded_lines, by_rows
 
 FOR_COPIES = 0.6  # of the workspace; the rest is for sums
+OFFERS: tuple[tuple[Offer, int], ...] = ((by_rows, 1), (by_decoded_lines, 2))  # ways with copies of so many bytes
+SIZES = 4  # of pieces that are tried for rows
 POINTER_FLOPS = 160e12  # a second, of weight.py on FP8 with channels last: 67 to 190 were seen on an H200
 
 
 def in_pieces(problem: Problem, geo: Geometry, max_workspace: int | None) -> Way | None:
-    """The way that decodes and sums some images or rows after the others; None where there is none."""
+    """The way that copies and sums some images or rows after the others; None where there is none."""
     conv = problem.conv
     if problem.wrt != "weight" or rounding(problem) != "exact_f16" or 0 in (*conv.input_shape, *conv.output_shape):
         return None
     limit = workspace_limit(geo, max_workspace)
-    image = 2 * (math.prod(conv.input_shape[1:]) + math.prod(conv.output_shape[1:]))
+    found = [plan for offer, size in OFFERS for plan in plans_of(problem, geo, limit, offer, size)]
+    best = min(found, key=lambda plan: plan.seconds, default=None)
+    return way_of(best) if best is not None and worth_it(best, geo) else None
+
+
+def plans_of(problem: Problem, geo: Geometry, limit: int, offer: Offer, size: int) -> Iterator[Copied]:
+    """Pieces of images or rows, the largest first; their copies have elements of `size` bytes."""
+    conv, room = problem.conv, int(FOR_COPIES * limit)
+    image = size * (math.prod(conv.input_shape[1:]) + math.prod(conv.output_shape[1:]))
     axis = cut_axis(conv, geo.y) - (3 - conv.axes)
-    for images, rows in sizes_to_try(problem, geo, image, int(FOR_COPIES * limit)):
-        plan = of_pieces(problem, pieces_of(conv, False, axis, images, rows), limit)
+    extent = conv.out_size[axis]
+    sizes = sizes_to_try(problem, geo, image, room)
+    if offer is by_rows:  # many images side by side, and memory for sums, are worth smaller pieces
+        least = max(2, -(-image * conv.batch // room))
+        of_all = ((conv.batch, -(-extent // count)) for count in range(least, extent + 1))
+        sizes = chain(islice(sizes, SIZES), islice(of_all, SIZES))
+    for images, rows in sizes:
+        plan = of_pieces(problem, pieces_of(conv, False, axis, images, rows), limit, offer)
         if plan is not None and plan.workspace_bytes <= limit:
-            return way_of(plan) if worth_it(plan, geo) else None
-    return None
+            yield plan
+            if offer is not by_rows:
+                return
 
 
 def worth_it(plan: Copied, geo: Geometry) -> bool:
@@ -48,8 +66,8 @@ def worth_it(plan: Copied, geo: Geometry) -> bool:
     return plan.seconds < LAUNCH_SECONDS + flops_of(geo) / POINTER_FLOPS
 
 
-def of_pieces(problem: Problem, pieces: list[Piece], limit: int) -> Copied | None:
-    """The plan of given pieces, where all can be decoded within the limit; their sums wait in slabs."""
+def of_pieces(problem: Problem, pieces: list[Piece], limit: int, offer: Offer) -> Copied | None:
+    """The plan of given pieces, where all can be copied within the limit; their sums wait in slabs."""
     if len(pieces) < 2:
         return None
     slab = 4 * math.prod(problem.conv.weight_shape)
@@ -59,7 +77,7 @@ def of_pieces(problem: Problem, pieces: list[Piece], limit: int) -> Copied | Non
     for piece in pieces:
         if piece.conv not in ways:
             part = problem.with_(conv=piece.conv, out_dtype="float32")
-            way = by_decoded_lines(part, geometry(part.conv), left, None)
+            way = offer(part, geometry(part.conv), left, None)
             if way is None:
                 return None
             ways[piece.conv] = [way]

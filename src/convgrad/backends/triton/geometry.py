@@ -100,6 +100,13 @@ def strides_of(tensor: Any) -> tuple[int, ...]:
     return (steps[0], channel, *three(steps[2:], 0))
 
 
+def channels_last(tensor: Any) -> bool:
+    """Whether channels are neighbours, and every other axis takes steps of 16 bytes: no copy is needed."""
+    return (tensor.shape[1] == 1 or tensor.stride(1) == 1) and tensor.data_ptr() % 16 == 0 and not any(
+        step * tensor.element_size() % 16
+        for axis, step in enumerate(tensor.stride()) if axis != 1 and tensor.shape[axis] > 1)
+
+
 def needs_wide(*tensors: Any) -> bool:
     """Whether any element of the tensors lies 2^31 elements or more from the first."""
     return any(sum((extent - 1) * abs(step) for extent, step in zip(t.shape, t.stride())) >= 2**31 - 2**24
