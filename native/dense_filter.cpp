@@ -131,8 +131,8 @@ struct Panels {
     return next == run.plan.problem.geo.taps();
   }
 
-  // The same where the results are inside, by words: lines of one channel, or of a pair of them, are transposed; straight
-  // from where they lie if that takes no conversion, and to their places if all taps are taken.
+  // The same where the results are inside, by words: lines of one channel, or of a pair of them, are transposed;
+  // straight from where they lie if that takes no conversion, and to their places if all taps are taken.
   Magnitudes pack_dense_words() const {
     const int64_t all_taps = run.plan.problem.geo.taps(), size = size_of(run.plan.problem.dtype);
     const GemmKernels& kernels = *run.plan.problem.isa->gemm;

@@ -137,7 +137,7 @@ void transpose_block(const uint32_t* src, int64_t src_pitch, int rows, int cols,
     if (c < cols) _mm512_mask_storeu_epi32(dst + c * dst_pitch, out, r[c]);
 }
 
-// 16 rows of at most 8 words: rows i and i + 8 share a vector. Half the shuffles, which pays for the taps of 3x3 windows.
+// 16 rows of at most 8 words: rows i and i + 8 share a vector, which takes half the shuffles.
 void transpose_narrow(const uint32_t* src, int64_t src_pitch, int cols, uint32_t* dst, int64_t dst_pitch) {
   const __mmask8 in = __mmask8((1u << cols) - 1);
   __m512i r[8], t[8];
