@@ -65,11 +65,18 @@ struct Way {
   std::function<bool(const Arguments&)> run;
 };
 
-// The number of slots that fit under the limit, and the plan's fields that follow from it.
-bool finish(Plan& plan, const Problem& problem, const Gemm* gemm, int64_t shared, int64_t slot, double cycles) {
+// Between the slots of a few threads. The sums of one tap lie far behind those of the tap before, the processor fetches
+// some such steps ahead, to write, and so took lines of the next slot from the thread that was working there.
+constexpr int64_t slots_apart = 1 << 20;
+constexpr int few_threads = 16;
+
+// The number of slots that fit under the limit, apart if possible, and the plan's fields that follow from it.
+bool finish(Plan& plan, const Problem& problem, const Gemm* gemm, int64_t shared, int64_t& slot, double cycles) {
   plan.kernel = std::string("gemm_") + gemm->name;
   plan.threads = cycles < small_cycles ? 1 : problem.threads;
-  plan.threads = int(std::min<int64_t>(plan.threads, (problem.max_workspace - shared) / std::max<int64_t>(slot, 1)));
+  const int64_t room = problem.max_workspace - shared;
+  plan.threads = int(std::min<int64_t>(plan.threads, room / std::max<int64_t>(slot, 1)));
+  if (plan.threads > 1 && plan.threads <= few_threads && room / plan.threads - slot >= slots_apart) slot += slots_apart;
   plan.workspace_bytes = shared + plan.threads * slot;
   plan.seconds = cycles / cycles_per_second;
   char text[160];
@@ -97,7 +104,7 @@ std::optional<Way> correlate_with(const Problem& problem, Element element, std::
     plan.notes.push_back("no tap lands: zeros");
   } else {
     cycles = correlation->choose_blocking(bytes_of(element), problem.max_workspace, minimum);
-    const Correlation& c = *correlation;
+    Correlation& c = *correlation;
     if (cycles < 0 || !finish(plan, problem, c.gemm, c.weight_bytes, c.slot_bytes, cycles)) {
       why_not = too_little(minimum, problem);
       return std::nullopt;
