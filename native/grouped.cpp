@@ -85,7 +85,9 @@ static double group_cycles(const DirectUnits& units, double pixels, double reach
   const bool pairs = units.dtype == Dtype::bf16, shared = units.group_to < units.lanes;
   const double words = double(units.group_from) / (pairs ? 2 : 1);
   const double one_tap = pairs ? (strided ? 1.6 : 1.25) : strided ? 1.35 : 1.2;
-  const double per_word = shared ? (pairs ? 2.3 : 1.5) : slides ? 1.1 : one_tap;
+  // Weights of a unit that fill L2 come from beyond it for every tile of pixels.
+  const double far = words * reach * double(units.lanes) * 4 > (256 << 10) ? 1.3 : 1;
+  const double per_word = far * (shared ? (pairs ? 2.3 : 1.5) : slides ? 1.1 : one_tap);
   return 0.83 * pixels * double(units.units()) * (words * reach * per_word + 10);
 }
 
