@@ -72,7 +72,8 @@ BoxCut choose_box(const int64_t* size, int64_t blocks, int64_t limit_vectors,
         const double crowding = held > limit_vectors ? 4.0 * held / limit_vectors : 1;
         // Parts of rows do not lie together in memory: they are moved row by row, in whole vectors.
         const double parts = x == size[2] ? 1 : 1.1 * double(up_to_multiple(x, most_lanes)) / double(x);
-        const double row_cost = 8.0 * z * y;
+        // Rows of one plane do: the fewer planes the better.
+        const double row_cost = 8.0 * z * y + 4.0 * (z - 1);
         const double cost = (held + row_cost + 200) * cut.boxes() * std::min(idle, 2.0) * crowding * parts;
         if (best_cost < 0 || cost < best_cost) best = cut, best_cost = cost;
       }
