@@ -91,8 +91,8 @@ class Torch:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.torch, name)
 
-    def rand(self, shape: Any, device: str) -> Any:
-        return self.torch.rand(shape)
+    def empty(self, shape: Any, device: str, dtype: Any) -> Any:
+        return self.torch.empty(shape, dtype=dtype)
 
     def device(self, name: str) -> Any:
         return self.torch.device("cpu")

@@ -93,6 +93,7 @@ class CudaArena:
         results = call() if self.gradient == ALL_GRADIENTS else (call(),)
         verified = self.verified(problem, results, chosen.kernel)
         del results
+        self.operands = {}  # made again for another layout: the largest layers leave no room for them beside the peer's
         return Entry(Contestant(OURS, layout, self.turn_of(call, f"ours {layout}, timed")), chosen, verified)
 
     def call_of(self, problem: Problem) -> Callable[[], Any]:
@@ -101,8 +102,10 @@ class CudaArena:
         names = ("grad_output", "input", "weight") if together else problem.operands
         if not self.operands:
             torch.manual_seed(0)
-            self.operands = {name: (torch.rand(problem.shape_of_operand(name), device="cuda") * 2 - 1).to(
-                getattr(torch, problem.dtype)) for name in names}
+            dtype = getattr(torch, problem.dtype)
+            drawn = dtype if dtype.itemsize > 1 else torch.bfloat16  # torch draws no FP8 numbers
+            self.operands = {name: torch.empty(problem.shape_of_operand(name), device="cuda", dtype=drawn).uniform_(
+                -1, 1).to(dtype) for name in names}
         placed = {name: self.placed(name, problem) for name in names}
         return transposed_backward(problem, placed, self.backend) if together and self.layer.transposed else \
             public_call(problem, placed, self.backend, None)

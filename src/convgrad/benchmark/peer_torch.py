@@ -47,8 +47,8 @@ def torch_tensor(shape: tuple[int, ...], dtype: str, way: str, values: Any) -> A
     """A tensor in canonical axis order whose memory order is that of `way`; random unless values are given."""
     import torch
 
-    tensor = torch.rand(shape, dtype=torch.float32) * 2 - 1 if values is None else torch.as_tensor(values)
-    tensor = tensor.to(getattr(torch, dtype))
+    kind = getattr(torch, dtype)
+    tensor = torch.empty(shape, dtype=kind).uniform_(-1, 1) if values is None else torch.as_tensor(values).to(kind)
     if way == "channels_last":
         return tensor.movedim(1, -1).contiguous().movedim(-1, 1)
     if way in (CONV_TBC, VIEWS):
