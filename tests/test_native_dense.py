@@ -33,9 +33,11 @@ ONE_TAP = ["n3 c64 k32 i8x8 w1x1", "n2 c70 k33 i50 w1 TBC LIO", "n2 c40 k1024 i9
 FIRST = ["n1 c33 k40 i9x17 w3x3 p1x2", "n2 c40 k36 i11x35 w3x3 s2x2 p1x1", "n1 c20 k50 i3x6x13 w2x2x2 s2x2x2"]
 # Windows inside of the tensor: runs of columns, of channels, of both; rows of an odd number of pixels; several chunks,
 # with planes read in place and chunks that end inside of one; windows that overlap or leave pixels out.
-WINDOWS = ["n3 c3 k60 i32x80 w8x16 s8x16", "n2 c3 k84 i4x32x32 w2x8x8 s2x8x8", "n5 c9 k60 i32x80 w4x8 s4x8",
-           "n1 c3 k60 i128x168 w8x8 s8x8", "n2 c40 k70 i9x11 w2x2 s2x2 NHWC OHWI",
-           "n3 c300 k130 i27x27 w1x1 s2x2 NHWC OIHW", "n2 c32 k60 i9x9 w2x3 d2x2 NHWC OHWI", "n2 c60 k130 i17x27 w2x2 s2x2 NHWC HWIO"]
+WINDOWS = [
+    "n3 c3 k60 i32x80 w8x16 s8x16", "n2 c3 k84 i4x32x32 w2x8x8 s2x8x8", "n5 c9 k60 i32x80 w4x8 s4x8",
+    "n1 c3 k60 i128x168 w8x8 s8x8", "n2 c40 k70 i9x11 w2x2 s2x2 NHWC OHWI", "n2 c32 k60 i9x9 w2x3 d2x2 NHWC OHWI",
+    "n3 c300 k130 i27x27 w1x1 s2x2 NHWC OIHW", "n2 c60 k130 i17x27 w2x2 s2x2 NHWC HWIO",
+]
 LAST = {1: ("NLC", "OLI"), 2: ("NHWC", "OHWI"), 3: ("NDHWC", "ODHWI")}
 
 
