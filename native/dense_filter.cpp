@@ -84,8 +84,8 @@ struct Panels {
     for (int64_t at = 0; at < bytes; at += 64) fetch_to_read(line + at);
   }
 
-  // Words to where all threads will read them: whole lines of a large weight around the caches. The last call's may be in
-  // the cache of another thread, and to take a line from there to write it costs more than memory does.
+  // Words to where all threads will read them: whole lines of a large weight around the caches. The last call's may be
+  // in the cache of another thread, and to take a line from there to write it costs more than memory does.
   void put(T* to, const uint32_t* words, int64_t count) const {
     char* place = reinterpret_cast<char*>(to);
     if (around && (reinterpret_cast<uintptr_t>(place) | uintptr_t(count * 4)) % 64 == 0) {

@@ -301,7 +301,9 @@ void FewWeightPlan::finish(const Arguments& args, int64_t group, int64_t block, 
       for (int64_t i = 0; i < count * L; ++i) total[i] += part[i];
     }
   };
-  const auto pair_of = [&](int64_t f) { return shape.lanes_are_out ? block * shape.few + f : f * shape.blocks + block; };
+  const auto pair_of = [&](int64_t f) {
+    return shape.lanes_are_out ? block * shape.few + f : f * shape.blocks + block;
+  };
   for (int64_t f = 0; f < shape.few; ++f) add(pair_of(f) * taps, taps);
   if (block == 0) add(product_vectors(), sum_vectors - product_vectors());
   const ElementCode code = result_code(problem);

@@ -1,8 +1,8 @@
 // The thread pool. A job is an array of task ids, a run of them for every thread; idle workers join any open job.
 //
 // A thread takes the tasks of its run in order, and then what is left of the others'. So it meets the same part of the
-// operands and results in all passes of a call and in the calls that follow: two threads may have no cache in common (on
-// EPYC cores of other dies have not), and then what another thread wrote costs more than what comes from memory.
+// operands and results in all passes of a call and in the calls that follow: two threads may have no cache in common
+// (on EPYC cores of other dies have not), and then what another thread wrote costs more than what comes from memory.
 //
 // The caller works on its own job and then waits only for helpers that have joined it, so a job finishes even if no
 // worker is ever free: no deadlock beside other pools, from several calling threads, or in a child after fork.
