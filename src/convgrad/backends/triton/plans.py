@@ -286,6 +286,7 @@ def weight_choices(problem: Problem, geo: Geometry, max_workspace: int | None, c
     return [*weight_ways(problem, geo, max_workspace, choice), by_pointers]
 
 
+BY_PIXEL = not INTERPRETED  # how weight_kernel sums tiles with a NaN again
 LINE_ENDS = ("LC", "WC")  # layouts whose last spatial axis and channels make one line
 
 
@@ -322,7 +323,7 @@ def weight_launch(geo: Geometry, tile: WeightTile, numbers: dict[str, Any], dy: 
         columns = -(-geo.taps // tile.TS) * -(-channels // tile.CB)
     programs = columns * -(-geo.group_out * tile.GP // tile.BK) * tile.SPLITS * (geo.groups // tile.GP)
     constants = {"YALIGN": yalign, "XALIGN": xalign, **geo.constants(), "KG": geo.group_out, "CG": geo.group_in,
-                 "WIDE": needs_wide(dy, x, result), **numbers, **tile.constants(),
+                 "WIDE": needs_wide(dy, x, result), **numbers, **tile.constants(), "BY_PIXEL": BY_PIXEL,
                  "SETTLE": must_settle(numbers, tile.SWAP and (tile.TS > 1 or tile.FLAT or tile.SEG), stages)}
     scalars = (geo.batch, *geo.y, *geo.x, *boxes[1:], math.prod(boxes), run, yn, yc, *y, xn, xc, *xs, r_split, ro, ri,
                *r)
