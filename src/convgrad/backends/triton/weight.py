@@ -135,7 +135,7 @@ def weight_kernel(
 
     # A zero that stands for padding times an infinite dy gives NaN: then sum again tap by tap with dy masked as well.
     # With one tap in the tile both operands are masked already; split precision leaves NaN where Inf meets a zero rest.
-    if TS > 1 or SEG or FLAT or PRECISION == "tf32x3" or PRECISION == "bf16x6":
+    if TS > 1 or SEG or FLAT or PRECISION == "tf32x3" or PRECISION == "bf16x3":
         if has_nan(acc):
             acc = acc * 0
             acc = tl.where(acc == acc, acc, 0)
