@@ -196,4 +196,5 @@ NB_MODULE(_native, module) {
     const std::string how = std::string(found.f32_instructions) + ", " + found.bf16_instructions + ", copies";
     return nb::make_tuple(found.f32_flops, found.bf16_flops, found.copy_bytes, how);
   });
+  module.def("run_products", &run_products, nb::call_guard<nb::gil_scoped_release>());
 }

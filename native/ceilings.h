@@ -11,7 +11,11 @@ struct Ceilings {
   const char* bf16_instructions;
 };
 
-// Takes about half a second. Uses the instruction set level in force (current_isa).
+// Both use the instruction set level in force (current_isa). Takes about half a second:
 Ceilings measure_ceilings(int threads);
+
+// Runs multiply-adds on all threads for a millisecond or two and returns their flops: whoever times it beside other
+// things knows what the machine could do at that moment. With `bf16` by bf16 instructions, where the level has them.
+double run_products(bool bf16, int threads);
 
 }  // namespace convgrad

@@ -23,16 +23,27 @@ const char* parts_choice() {
   return choice && *choice ? choice : nullptr;
 }
 
+// 11 bits of f16, 12 of hf32 are two parts, 24 of f32 are three.
+bool two_parts(const Problem& problem) { return problem.dtype == Dtype::f16 || problem.compute != Compute::f32; }
+
 // NOTE: measured on a Xeon with AMX, two cores, beside f32 FMAs: parts are 1.1 to 1.5 times as fast in input gradients
 // where the weight in three parts stays in L2 and a packed element is used often (resnet50_l1_3x3_64, c3d_conv2_64_128,
 // wan21_vae_96_full); they are slower in weight gradients, with strides, 1x1 kernels or more channels.
+// Two parts pay more often: 1.1 to 2.1 times as fast with any stride, unless there are few pixels for the weight; and
+// 1.2 to 1.5 times in weight gradients with many uses of an element (resnet50_l3_3x3_256, wan21_vae_96_full). Beside a
+// busy neighbour on the core FMAs lose less than tiles do: where parts gain little, they are not taken.
 bool parts_pay(const Problem& problem) {
-  constexpr int64_t most_weights = 270'000, fewest_uses = 300;
+  constexpr int64_t most_weights = 270'000, fewest_pixels = 700;
   if (const char* choice = parts_choice()) return *choice != '0';
   const Geometry& geo = problem.geo;
-  const int64_t results = problem.wrt & wrt_output ? geo.group_out() : geo.group_in();
-  return !(problem.wrt & (wrt_weight | wrt_bias)) && geo.stride[0] == 1 && geo.stride[1] == 1 && geo.stride[2] == 1 &&
-         geo.K * geo.group_in() * geo.taps() <= most_weights && results * geo.taps() >= fewest_uses;
+  const bool forward = problem.wrt & wrt_output, two = two_parts(problem);
+  if (problem.wrt & (wrt_weight | wrt_bias))
+    return two && std::min(geo.group_in(), geo.group_out()) * geo.taps() >= 1600;
+  const int64_t uses = (forward ? geo.group_out() : geo.group_in()) * geo.taps();
+  if (uses < (two ? 250 : 300)) return false;
+  if (two) return geo.N * (forward ? geo.in_pixels() : geo.out_pixels()) >= fewest_pixels;
+  return geo.stride[0] == 1 && geo.stride[1] == 1 && geo.stride[2] == 1 &&
+         geo.K * geo.group_in() * geo.taps() <= most_weights;
 }
 
 // How an operand is packed: bf16 operands as bf16 where a bf16 kernel exists and no bit is lost by it, wider ones in
@@ -50,8 +61,7 @@ const Gemm* kernel_of(const Problem& problem, Element element) {
   switch (element) {
     case Element::f64: return kernels.f64;
     case Element::bf16: return kernels.bf16;
-    case Element::parts:  // 11 bits of f16, 12 of hf32 are two parts, 24 of f32 are three
-      return problem.dtype == Dtype::f16 || problem.compute != Compute::f32 ? kernels.bf16x2 : kernels.bf16x3;
+    case Element::parts: return two_parts(problem) ? kernels.bf16x2 : kernels.bf16x3;
     default: return kernels.f32;
   }
 }
@@ -64,11 +74,18 @@ struct Way {
   std::function<bool(const Arguments&)> run;
 };
 
-// The number of slots that fit under the limit, and the plan's fields that follow from it.
-bool finish(Plan& plan, const Problem& problem, const Gemm* gemm, int64_t shared, int64_t slot, double cycles) {
+// Between the slots of a few threads. The sums of one tap lie far behind those of the tap before, the processor fetches
+// some such steps ahead, to write, and so took lines of the next slot from the thread that was working there.
+constexpr int64_t slots_apart = 1 << 20;
+constexpr int few_threads = 16;
+
+// The number of slots that fit under the limit, apart if possible, and the plan's fields that follow from it.
+bool finish(Plan& plan, const Problem& problem, const Gemm* gemm, int64_t shared, int64_t& slot, double cycles) {
   plan.kernel = std::string("gemm_") + gemm->name;
   plan.threads = cycles < small_cycles ? 1 : problem.threads;
-  plan.threads = int(std::min<int64_t>(plan.threads, (problem.max_workspace - shared) / std::max<int64_t>(slot, 1)));
+  const int64_t room = problem.max_workspace - shared;
+  plan.threads = int(std::min<int64_t>(plan.threads, room / std::max<int64_t>(slot, 1)));
+  if (plan.threads > 1 && plan.threads <= few_threads && room / plan.threads - slot >= slots_apart) slot += slots_apart;
   plan.workspace_bytes = shared + plan.threads * slot;
   plan.seconds = cycles / cycles_per_second;
   char text[160];
@@ -96,7 +113,7 @@ std::optional<Way> correlate_with(const Problem& problem, Element element, std::
     plan.notes.push_back("no tap lands: zeros");
   } else {
     cycles = correlation->choose_blocking(bytes_of(element), problem.max_workspace, minimum);
-    const Correlation& c = *correlation;
+    Correlation& c = *correlation;
     if (cycles < 0 || !finish(plan, problem, c.gemm, c.weight_bytes, c.slot_bytes, cycles)) {
       why_not = too_little(minimum, problem);
       return std::nullopt;

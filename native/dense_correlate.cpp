@@ -21,7 +21,7 @@ class TileTask {
       : run_(run), plan_(run.plan), packer_(run.packer.with_plane(run.plan.box_plane / int64_t(sizeof(T)))) {
     place(task, origin_, block_, group_, image_);
     // The tile that this thread will probably get next.
-    next_ = std::min(task + run.arguments.threads, plan_.tasks() - 1);
+    next_ = std::min(task + 1, plan_.tasks() - 1);
     char* memory = run.slots + slot * plan_.slot_bytes;
     own_box_ = reinterpret_cast<T*>(memory);
     sums_ = reinterpret_cast<Sum*>(memory + plan_.box_bytes);
@@ -112,7 +112,7 @@ class TileTask {
     if (panel >= last_panel) panel = first_panel, ++block;
     if (block == plan_.channel_blocks) {
       block = 0;
-      panel = first_panel + run_.arguments.threads * plan_.panels_block;
+      panel = first_panel + plan_.panels_block;
       if (panel >= plan_.panels) return;  // of another group, or nothing at all
     }
     fetch_panels(run_, group_, block, panel, prefetch_);

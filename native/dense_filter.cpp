@@ -11,6 +11,7 @@ namespace convgrad {
 namespace {
 
 constexpr int64_t tasks_wanted = 16;  // of packing: enough to share among a few threads
+constexpr int64_t least_around = 1 << 20;  // bytes of a weight that is written around the caches: no L2 holds it
 
 // Neighbouring panels of result channels of one block of summed channels, in one phase.
 template <typename T>
@@ -26,6 +27,7 @@ struct Panels {
   T* dst;
   // Element (result r, summed channel c) of a tap is at r*result_step + channel_at(c) + c%pair.
   int64_t result_step, pair_step, tap_step, panel_step;
+  bool around;  // the caches, if possible: what other threads read too
 
   int64_t channel_at(int64_t c) const {
     if (!run.plan.taps_inside()) return c / pair * pair_step;
@@ -80,6 +82,17 @@ struct Panels {
 
   static void fetch_line(const char* line, int64_t bytes) {
     for (int64_t at = 0; at < bytes; at += 64) fetch_to_read(line + at);
+  }
+
+  // Words to where all threads will read them: whole lines of a large weight around the caches. The last call's may be
+  // in the cache of another thread, and to take a line from there to write it costs more than memory does.
+  void put(T* to, const uint32_t* words, int64_t count) const {
+    char* place = reinterpret_cast<char*>(to);
+    if (around && (reinterpret_cast<uintptr_t>(place) | uintptr_t(count * 4)) % 64 == 0) {
+      for (int64_t i = 0; i < count; i += 16) write_line_around(place + i * 4, words + i);
+    } else {
+      std::memcpy(place, words, size_t(count) * 4);
+    }
   }
 
   // Brings what will be packed next into the cache: its lines lie too far apart for the processor to guess them.
@@ -155,7 +168,7 @@ struct Panels {
           for_taps(dst + part * plane() + channel_at(j) + i0 * result_step, [&](int64_t tap, T* to) {
             const uint32_t* line = turned + tap * count;
             if (result_step == pair) {
-              std::memcpy(static_cast<void*>(to), line, size_t(count) * 4);
+              put(to, line, count);
             } else {
               for (int64_t i = 0; i < count; ++i) std::memcpy(static_cast<void*>(to + i * result_step), line + i, 4);
             }
@@ -200,7 +213,7 @@ struct Panels {
           for_taps(dst + part * plane() + j0 * pair, [&](int64_t tap, T* to) {
             const uint32_t* from = turned + tap * rows;
             for (int64_t i = 0; i < inner; i += pair, from += all_taps * rows)
-              std::memcpy(static_cast<void*>(to + channel_at(i0 + i)), from, size_t(count) * 4);
+              put(to + channel_at(i0 + i), from, count);
           });
         }
       }
@@ -252,7 +265,8 @@ Magnitudes pack_panels(const Run<T>& run, int64_t group, int64_t block, const Ph
   const Packer<T> packer = run.packer.with_plane(plan.weight_plane / int64_t(sizeof(T)));
   Panels<T> to{run, packer, phase, std::min(count * plan.panel, plan.results - r0), run.block_channels(block), pad,
                nullptr, forward ? w.stride[axis_o] : w.stride[axis_i], forward ? w.stride[axis_i] : w.stride[axis_o],
-               dst, 0, 0, run.tap_step(pad), run.panel_step(phase, block)};
+               dst, 0, 0, run.tap_step(pad), run.panel_step(phase, block),
+               !plan.own_panels && run.arguments.threads > 1 && plan.weight_bytes >= least_around};
   to.data = w.data + group * geo.group_out() * w.stride[axis_o] + block * plan.channel_block * to.channel_stride +
             r0 * to.result_stride;
   to.result_step = plan.pixels_are_rows ? Packed<T>::pair : run.weight_pad(pad);
@@ -269,6 +283,7 @@ Magnitudes pack_panels(const Run<T>& run, int64_t group, int64_t block, const Ph
     to.dst += to.panel_step;
     to.data += plan.panel * to.result_stride;
   }
+  if (to.around) finish_streams();
   return met;
 }
 

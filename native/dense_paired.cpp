@@ -211,12 +211,37 @@ class PairedTask {
                 call.a_offset = entries.a_offset.data() + (begin - entries.index.begin());
                 call.b_offset = entries.b_offset.data() + (begin - entries.index.begin());
                 call.b = b + taps_[i].in_box;
+                call.b_right = call.c_right = 64;
                 call.next_c = i + 1 < taps_.size() ? sums_of(taps_[i + 1]) : nullptr;
-                kernel(call);
+                if (!share_pixels(i)) {
+                  kernel(call);
+                  continue;
+                }
+                // Half of the columns for this tap and for the next one, then the other half.
+                call.b_right = taps_[i + 1].in_box - taps_[i].in_box;
+                call.c_right = sums_of(taps_[i + 1]) - sums_of(taps_[i]);
+                gemm.run(call);
+                if (kernel == gemm.run) {
+                  call.b += 64;
+                  call.c += 64;
+                  call.next_c = nullptr;
+                  gemm.run(call);
+                }
+                ++i;
               }
             }
           }
       }
+  }
+
+  // Whether tap `i` and the next one read the same entries of dy and, a little later, the same pixels: then what both
+  // need of half of the columns comes from L2 once. Less than this many bytes further it is still in L1.
+  bool share_pixels(size_t i) const {
+    constexpr int64_t near = 16 << 10;
+    if (i + 1 >= taps_.size()) return false;
+    const TapPlace &tap = taps_[i], &next = taps_[i + 1];
+    return std::abs(next.in_box - tap.in_box) <= near &&
+           (tap.entries == next.entries || entries_[tap.entries].index == entries_[next.entries].index);
   }
 
   // The taps, those that read the first copy of the box before the others: half as much competes for L1.

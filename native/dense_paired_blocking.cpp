@@ -47,8 +47,8 @@ bool PairedGradient::lay_out(int64_t limit) {
   row_pitch = joined_rows ? box.pitch : round_up(w, k);
   entry = joined_rows ? by_plane : row_pitch;
   dy_pitch = convgrad::row_pitch(entries(images, tile[0], h) * entry, 2);
-  // A call may read past the box by the gap behind a row or plane; the taps' distances are inside of it.
-  copy_elements = (images * box.positions() + 2 * (k + box.pitch)) * box_columns();
+  // A call may read past the box by the gap behind a row, or behind a plane a tap's distance along a row later.
+  copy_elements = (images * box.positions() + 2 * k + (joined_rows ? box.pitch : 0)) * box_columns();
   in_blocks = ceil_div(geo.group_in(), in_block);
   out_blocks = groups > 1 ? 1 : ceil_div(geo.group_out(), out_block);
   dy_plane = round_up(out_block * dy_pitch * 2 + 64, 64);

@@ -3,7 +3,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <vector>
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
 
 #include "conv.h"
 
@@ -25,10 +30,16 @@ inline bool writes_around_caches(int64_t bytes) { return bytes > (8 << 20); }
 inline void fetch_to_read(const char* p) { asm volatile("prefetcht0 %0" : : "m"(*p)); }
 inline void fetch_to_write(const char* p) { asm volatile("prefetchw %0" : : "m"(*p)); }
 inline void finish_streams() { asm volatile("sfence" : : : "memory"); }  // others see what was written around caches
+// Both at a multiple of 16 bytes, `line` of 64.
+inline void write_line_around(char* line, const void* from) {
+  for (int i = 0; i < 4; ++i)
+    _mm_stream_si128(reinterpret_cast<__m128i*>(line) + i, _mm_load_si128(static_cast<const __m128i*>(from) + i));
+}
 #else
 inline void fetch_to_read(const char* p) { __builtin_prefetch(p); }
 inline void fetch_to_write(const char* p) { __builtin_prefetch(p, 1); }
 inline void finish_streams() {}
+inline void write_line_around(char* line, const void* from) { std::memcpy(line, from, 64); }
 #endif
 
 // The cache lines of rows of bytes, at most so many, as a kernel's call takes them: to be written.

@@ -115,11 +115,14 @@ void StripCutter::cut(const Correlation& plan, const Phase& phase, const int64_t
                       const int64_t (&length)[3], bool rows_touch, bool direct) {
   const int64_t most = plan.pixels_are_rows ? plan.gemm->max_rows : plan.gemm->cols;
   const int64_t unit = plan.pixels_are_rows ? (most == 32 ? 16 : 1) : plan.gemm->run_half ? most / 2 : most;
-  const bool by_pieces = plan.pixels_are_rows && unit == 1;
+  const bool by_pieces = plan.pixels_are_rows && unit == 1, on_tiles = plan.pixels_are_rows && unit == 16;
   const double fixed = by_pieces ? 0.3 + 40.0 / double(plan.channel_block) : 0.04 * double(most);
   auto cost = [&](int64_t count, const TapRange& h, const TapRange& w) {
-    // Fewer than three rows of sums wait for each other's results.
-    const double rows = double(std::max<int64_t>(round_up(count, unit), 3)) + double(ceil_div(count, most)) * fixed;
+    // Fewer than three rows of sums wait for each other's results. To bring the weight from L2 takes a kernel on tiles
+    // as long as the products of so many rows: 14 strips of 14 rows take longer than 7 of 32, a few of them dropped.
+    const int64_t last = (count + most - 1) % most + 1, least = on_tiles ? 22 : 3;
+    const double rows = double(round_up(count, unit) + std::max<int64_t>(least - round_up(last, unit), 0)) +
+                        double(ceil_div(count, most)) * fixed;
     return rows * (h.last - h.first) * (w.last - w.first);
   };
   strips_.clear();

@@ -26,7 +26,7 @@ class SliceTask {
         box_packer_(packer.with_plane(plan.box_plane() / int64_t(sizeof(T)))),
         dy_packer_(packer.with_plane(plan.dy_plane() / int64_t(sizeof(T)))) {
     // The task that this thread will probably get next.
-    next_task_ = std::min(task + arguments.threads, plan.blocks() * plan.slices - 1);
+    next_task_ = std::min(task + 1, plan.blocks() * plan.slices - 1);
     place_task(task);
     char* memory = arguments.workspace + plan.partial_bytes + plan.bias_bytes + slot * plan.slot_bytes;
     box_ = reinterpret_cast<T*>(memory);

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "dense_prefetch.h"
 #include "gemm.h"
 #include "grouped.h"
 #include "threads.h"
@@ -81,11 +82,12 @@ bool group_units(const Problem& problem, DirectUnits& units) {
          (shared ? to == from && (to == 4 || to == 8) : to % units.lanes == 0 && (f32 || from % 2 == 0));
 }
 
-void pack_groups(const Problem& problem, const DirectUnits& units, const Tensor& w, const ElementCode& code,
-                 float* packed, int threads) {
+void pack_group_unit(const Problem& problem, const DirectUnits& units, const Tensor& w, const ElementCode& code,
+                     int64_t index, float* packed) {
   const Geometry& geo = problem.geo;
   const int64_t taps = geo.taps(), L = units.lanes, step = units.tap_floats(), bytes = size_of(problem.dtype);
   const bool input = problem.wrt == wrt_input, pairs = problem.dtype != Dtype::f32;
+  const int64_t words = pairs ? 2 : 1;  // channels in a word
   // The taps of neighbouring input channels follow each other: the lanes of an input gradient are read in one go.
   const bool dense = w.stride[axis_w] == bytes && w.stride[axis_h] == geo.kernel[2] * bytes &&
                      w.stride[axis_d] == geo.kernel[1] * geo.kernel[2] * bytes && w.stride[axis_i] == taps * bytes;
@@ -94,48 +96,54 @@ void pack_groups(const Problem& problem, const DirectUnits& units, const Tensor&
   const bool together = input && units.group_to >= L && w.stride[axis_i] == bytes &&
                         w.stride[axis_h] == geo.kernel[2] * tap_bytes &&
                         w.stride[axis_d] == geo.kernel[1] * geo.kernel[2] * tap_bytes;
-  parallel_for(units.units(), threads, [&](int64_t index, int) {
-    std::vector<float> line(2 * L * taps);
-    const int64_t group = index * L / units.group_to;
-    // line[lane][tap] of one source channel of the unit's groups.
-    const auto read = [&](int64_t c, float* lanes) {
-      if (input && dense && units.group_to >= L) {
-        const int64_t out = group * units.group_from + c, in = index * L % units.group_to;
-        return code.decode(w.data + out * w.stride[axis_o] + in * w.stride[axis_i], bytes, L * taps, lanes);
-      }
-      for (int64_t lane = 0; lane < L; ++lane) {
-        const int64_t to = index * L + lane, out = input ? to / units.group_to * units.group_from + c : to;
-        const int64_t in = input ? to % units.group_to : c;
-        const char* at = w.data + out * w.stride[axis_o] + in * w.stride[axis_i];
-        if (dense) code.decode(at, bytes, taps, lanes + lane * taps);
-        else read_taps(geo, w, at, code, lanes + lane * taps);
-      }
-    };
-    const auto pair = [&](uint32_t* first, const uint32_t* second, int64_t n) {
-      for (int64_t i = 0; i < n; ++i) first[i] = first[i] >> 16 | (second[i] & 0xffff0000u);
-    };
-    for (int64_t c = 0; c < units.group_from; c += pairs ? 2 : 1) {
-      float* to = packed + index * taps * step + c / (pairs ? 2 : 1) * L;
-      if (together) {
-        for (int64_t tap = 0; tap < taps; ++tap, to += step) {
-          const char* at = w.data + (group * units.group_from + c) * w.stride[axis_o] +
-                           index * L % units.group_to * bytes + tap * tap_bytes;
+  std::vector<float> line(2 * L * taps);
+  const int64_t group = index * L / units.group_to;
+  // line[lane][tap] of one source channel of the unit's groups.
+  const auto read = [&](int64_t c, float* lanes) {
+    if (input && dense && units.group_to >= L) {
+      const int64_t out = group * units.group_from + c, in = index * L % units.group_to;
+      const char* at = w.data + out * w.stride[axis_o] + in * w.stride[axis_i];
+      if (c + words < units.group_from)  // far away: the processor does not guess it
+        for (int64_t i = 0; i < L * taps * bytes; i += 64) fetch_to_read(at + words * w.stride[axis_o] + i);
+      return code.decode(at, bytes, L * taps, lanes);
+    }
+    for (int64_t lane = 0; lane < L; ++lane) {
+      const int64_t to = index * L + lane, out = input ? to / units.group_to * units.group_from + c : to;
+      const int64_t in = input ? to % units.group_to : c;
+      const char* at = w.data + out * w.stride[axis_o] + in * w.stride[axis_i];
+      if (dense) code.decode(at, bytes, taps, lanes + lane * taps);
+      else read_taps(geo, w, at, code, lanes + lane * taps);
+    }
+  };
+  const auto pair = [&](uint32_t* first, const uint32_t* second, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) first[i] = first[i] >> 16 | (second[i] & 0xffff0000u);
+  };
+  if (together) {  // a few taps at a time, which stay in the first-level cache
+    constexpr int64_t some = 8;
+    for (int64_t first = 0; first < taps; first += some)
+      for (int64_t c = 0; c < units.group_from; c += words) {
+        const char* at = w.data + (group * units.group_from + c) * w.stride[axis_o] +
+                         index * L % units.group_to * bytes + first * tap_bytes;
+        float* to = packed + (index * taps + first) * step + c / words * L;
+        for (int64_t tap = first; tap < std::min(taps, first + some); ++tap, at += tap_bytes, to += step) {
           code.decode(at, bytes, L, to);
           if (!pairs) continue;
           code.decode(at + w.stride[axis_o], bytes, L, line.data());
           pair(reinterpret_cast<uint32_t*>(to), reinterpret_cast<const uint32_t*>(line.data()), L);
         }
-        continue;
       }
-      uint32_t* first = reinterpret_cast<uint32_t*>(line.data());  // bits of floats
-      read(c, line.data());
-      if (pairs) {
-        read(c + 1, line.data() + L * taps);
-        pair(first, first + L * taps, L * taps);
-      }
-      problem.isa->gemm->transpose32(first, taps, L, taps, reinterpret_cast<uint32_t*>(to), step);
+    return;
+  }
+  for (int64_t c = 0; c < units.group_from; c += words) {
+    float* to = packed + index * taps * step + c / words * L;
+    uint32_t* first = reinterpret_cast<uint32_t*>(line.data());  // bits of floats
+    read(c, line.data());
+    if (pairs) {
+      read(c + 1, line.data() + L * taps);
+      pair(first, first + L * taps, L * taps);
     }
-  });
+    problem.isa->gemm->transpose32(first, taps, L, taps, reinterpret_cast<uint32_t*>(to), step);
+  }
 }
 
 }  // namespace convgrad

@@ -92,9 +92,9 @@ bool direct_fits(const DirectUnits& units, const Tensor& a, const Tensor& b);
 void pack_direct(const Geometry& geo, const DirectUnits& units, const Tensor& w, const ElementCode& code, float* packed,
                  int threads);
 
-// The weights of groups as [unit][tap][source channel, or pair of them][lane].
-void pack_groups(const Problem& problem, const DirectUnits& units, const Tensor& w, const ElementCode& code,
-                 float* packed, int threads);
+// The weights of groups as [unit][tap][source channel, or pair of them][lane]: those of one unit.
+void pack_group_unit(const Problem& problem, const DirectUnits& units, const Tensor& w, const ElementCode& code,
+                     int64_t index, float* packed);
 
 CONVGRAD_PER_ISA(void correlate_direct(const DirectRows& job);
                  void weight_grad_direct(const DirectWeightGrad& job);)

@@ -104,7 +104,7 @@ struct FewWeightPlan {
   template <typename T>
   void add_shared(const T* sums, int64_t f, int64_t m, T* line) const;
   template <typename T>
-  void finish(const Arguments& args, int64_t group, T* sums) const;
+  void finish(const Arguments& args, int64_t group, int64_t block, T* sums) const;
   void run(const Arguments& args) const;
 };
 
@@ -288,26 +288,34 @@ void FewWeightPlan::add_shared(const T* sums, int64_t f, int64_t m, T* line) con
     }
 }
 
-// Adds the sums of all chunks in order and writes the weights of one group.
+// Adds the sums of all chunks in order and writes the weights of one group and one block of the many channels, with the
+// first one the rest.
 template <typename T>
-void FewWeightPlan::finish(const Arguments& args, int64_t group, T* sums) const {
+void FewWeightPlan::finish(const Arguments& args, int64_t group, int64_t block, T* sums) const {
   const Geometry& geo = problem.geo;
   const int64_t L = shape.lanes, taps = geo.taps();
-  for (int64_t c = 1; c < chunks; ++c) {
-    const T* part = sums + c * geo.G * sum_vectors * L;
-    for (int64_t i = 0; i < sum_vectors * L; ++i) sums[i] += part[i];
-  }
+  const auto add = [&](int64_t vector, int64_t count) {
+    T* total = sums + vector * L;
+    for (int64_t c = 1; c < chunks; ++c) {
+      const T* part = total + c * geo.G * sum_vectors * L;
+      for (int64_t i = 0; i < count * L; ++i) total[i] += part[i];
+    }
+  };
+  const auto pair_of = [&](int64_t f) {
+    return shape.lanes_are_out ? block * shape.few + f : f * shape.blocks + block;
+  };
+  for (int64_t f = 0; f < shape.few; ++f) add(pair_of(f) * taps, taps);
+  if (block == 0) add(product_vectors(), sum_vectors - product_vectors());
   const ElementCode code = result_code(problem);
   std::vector<T> line(std::max(taps, geo.group_out()));
-  for (int64_t m = 0; m < shape.many; ++m)
+  for (int64_t m = block * L; m < std::min(shape.many, (block + 1) * L); ++m)
     for (int64_t f = 0; f < shape.few; ++f) {
-      const int64_t block = m / L, pair = shape.lanes_are_out ? block * shape.few + f : f * shape.blocks + block;
-      const T* from = sums + pair * taps * L + m % L;
+      const T* from = sums + pair_of(f) * taps * L + m % L;
       for (int64_t tap = 0; tap < taps; ++tap, from += L) line[tap] = *from;
       if (shared) add_shared(sums + (product_vectors() + bias_vectors()) * L, f, m, line.data());
       write_taps(geo, args.w, args.w.data + shape.weight_offset(geo, args.w, group, m, f), code, line.data());
     }
-  if (!bias()) return;
+  if (!bias() || block > 0) return;
   const T* from = sums + product_vectors() * L;
   for (int64_t k = 0; k < geo.group_out(); ++k) line[k] = from[shape.lanes_are_out ? k : k * L];
   char* to = args.db.data + group * geo.group_out() * args.db.stride[0];
@@ -324,10 +332,11 @@ void FewWeightPlan::run(const Arguments& args) const {
     if (f64()) chunk(args, group, split, index, reinterpret_cast<double*>(sums), mine);
     else chunk(args, group, split, index, reinterpret_cast<float*>(sums), mine);
   });
-  parallel_for(groups, args.threads, [&](int64_t group, int) {
+  parallel_for(groups * shape.blocks, args.threads, [&](int64_t task, int) {
+    const int64_t group = task / shape.blocks, block = task % shape.blocks;
     char* sums = args.workspace + group * group_bytes;
-    if (f64()) finish(args, group, reinterpret_cast<double*>(sums));
-    else finish(args, group, reinterpret_cast<float*>(sums));
+    if (f64()) finish(args, group, block, reinterpret_cast<double*>(sums));
+    else finish(args, group, block, reinterpret_cast<float*>(sums));
   });
 }
 

@@ -1,5 +1,6 @@
 // Patches: windows that do not overlap (kernel == stride) seen as fewer taps of more channels, or as a matrix product;
-// and one tap at every pixel, for which the pixels of all images can be one line.
+// one tap at every pixel, for which the pixels of all images can be one line; and images that lie between the pixels of
+// a line (TBC), which are its columns.
 //
 // The pixels of a window that lie together in memory become channels. The folded problem is a dense one on the same
 // memory: nothing of an activation is moved. Weights are used where they lie if their taps are evenly spaced along
@@ -18,6 +19,7 @@ enum class Fold {
   none,
   image,        // the window is the whole image: a product of matrices, images are the pixels
   pixels,       // one tap, pixels as they are: those of all images are one line
+  batch,        // one axis, images inside of a pixel: a plane with pixels as rows and images as columns
   last_columns, // channels last: the columns of a window and their channels
   first_columns // channels first: the columns of a window; the channels become planes
 };
@@ -65,6 +67,13 @@ int64_t even_pixels(const Geometry& g, const int64_t* x, const int64_t* y, int64
   return x[axes[0]];
 }
 
+// Whether the images of each pixel of a line follow each other in x and in y, and the pixels too.
+bool images_inside(const Geometry& g, const int64_t* x, const int64_t* y) {
+  for (int axis : {0, 1})
+    if (g.in[axis] != 1 || g.out[axis] != 1 || g.kernel[axis] != 1 || g.pad[axis] != 0) return false;
+  return g.N > 1 && x[axis_n] > 0 && x[axis_w] == g.N * x[axis_n] && y[axis_n] > 0 && y[axis_w] == g.N * y[axis_n];
+}
+
 // The fold that arrays of these strides allow.
 Fold fold_of(const Geometry& g, const int64_t* x, const int64_t* y, int64_t bytes) {
   int order[4];
@@ -72,6 +81,7 @@ Fold fold_of(const Geometry& g, const int64_t* x, const int64_t* y, int64_t byte
   if (g.G != 1) return Fold::none;
   if (g.taps() == 1) return even_pixels(g, x, y, y_step) > 0 && y_step > 0 ? Fold::pixels : Fold::none;
   if (covers(g, 0) && covers(g, 1) && covers(g, 2) && memory_order(g, x, bytes, order)) return Fold::image;
+  if (images_inside(g, x, y)) return Fold::batch;
   if (!tiles(g, 2) || g.kernel[2] == 1) return Fold::none;
   if (g.C > 1 && x[axis_c] == bytes && x[axis_w] == g.C * bytes) return Fold::last_columns;
   if (x[axis_w] == bytes && (g.C == 1 || (g.in[0] == 1 && g.kernel[0] == 1 && g.pad[0] == 0 && g.out[0] == 1)))
@@ -91,12 +101,21 @@ struct FoldPlan {
 
   // The folded view of x, and of y where images become pixels.
   void view(const int64_t* from_x, const int64_t* from_y, int64_t x_bytes, int64_t* x, int64_t* y) const {
-    if (fold != Fold::pixels) {
+    if (fold != Fold::pixels && fold != Fold::batch) {
       view_x(from_x, x_bytes, x);
       return view_y(from_y, y);
     }
     std::copy_n(from_x, 5, x);
     std::copy_n(from_y, 5, y);
+    if (fold == Fold::batch) {
+      for (int64_t* stride : {x, y}) {
+        stride[axis_h] = stride[axis_w];
+        stride[axis_w] = stride[axis_n];
+      }
+      x[axis_n] = x[axis_d] = problem.geo.in[2] * x[axis_h];
+      y[axis_n] = y[axis_d] = problem.geo.out[2] * y[axis_h];
+      return;
+    }
     x[axis_w] = even_pixels(problem.geo, from_x, from_y, y[axis_w]);
     const int64_t pixels = folded.geo.in[2];
     x[axis_n] = x[axis_d] = x[axis_h] = pixels * x[axis_w];
@@ -125,6 +144,10 @@ struct FoldPlan {
     const Geometry& g = problem.geo;
     std::copy_n(from, 5, to);
     if (fold == Fold::pixels) return true;
+    if (fold == Fold::batch) {
+      to[axis_h] = from[axis_w];
+      return true;
+    }
     if (fold == Fold::first_columns) {
       to[axis_i] = from[axis_w];
       if (g.C > 1) to[axis_d] = from[axis_i];
@@ -201,6 +224,9 @@ void FoldPlan::fold_geometry() {
     const int64_t pixels = g.N * g.in[0] * g.in[1] * g.in[2];
     f.N = 1;
     for (int axis = 0; axis < 3; ++axis) f.in[axis] = f.out[axis] = axis < 2 ? 1 : pixels;
+  } else if (fold == Fold::batch) {
+    f = {1, g.C, g.K, 1, {1, g.in[2], g.N}, {1, g.out[2], g.N}, {1, g.kernel[2], 1}, {1, g.stride[2], 1},
+         {1, g.dilation[2], 1}, {0, g.pad[2], 0}};
   } else if (fold == Fold::image) {
     f = {1, g.C * g.taps(), g.K, 1, {1, 1, g.N}, {1, 1, g.N}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0, 0, 0}};
   } else {
@@ -249,7 +275,8 @@ std::optional<Plan> plan_fold(const Problem& problem, std::string& why_not) {
   const bool in_place = p->view_w(problem.w_nominal, p->folded.w_nominal);
   if (!in_place) p->workspace_w(bytes, p->folded.w_nominal);
   // NOTE: counted also where nominal weights lie well, because those of a run may lie differently.
-  p->weight_bytes = p->fold == Fold::pixels ? 0 : (g.K * g.C * g.taps() * p->weight_size() + 63) / 64 * 64;
+  const bool never_moved = p->fold == Fold::pixels || p->fold == Fold::batch;
+  p->weight_bytes = never_moved ? 0 : (g.K * g.C * g.taps() * p->weight_size() + 63) / 64 * 64;
   p->folded.max_workspace = problem.max_workspace - p->weight_bytes;
   if (p->folded.max_workspace <= 0) {
     why_not = "needs more than " + std::to_string(p->weight_bytes) + " bytes of workspace, max_workspace_bytes=" +
@@ -268,8 +295,8 @@ std::optional<Plan> plan_fold(const Problem& problem, std::string& why_not) {
   plan.threads = std::min(p->inner.threads, p->otherwise.threads);
   plan.workspace_bytes = std::max(p->inner.workspace_bytes + p->weight_bytes, p->otherwise.workspace_bytes);
   plan.seconds = p->inner.seconds + (in_place ? 0 : double(g.K) * g.C * g.taps() * seconds_per_weight);
-  const char* const names[] = {"", "images are pixels", "pixels are one line", "columns and channels are channels",
-                               "columns are channels, channels are planes"};
+  const char* const names[] = {"", "images are pixels", "pixels are one line", "images are columns",
+                               "columns and channels are channels", "columns are channels, channels are planes"};
   plan.notes.push_back(std::string(names[int(p->fold)]) + ": " + std::to_string(p->folded.geo.C) +
                        " channels of a dense problem; weights " + (in_place ? "where they lie" : "reordered"));
   plan.notes.insert(plan.notes.end(), p->inner.notes.begin(), p->inner.notes.end());

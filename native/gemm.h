@@ -29,6 +29,7 @@ struct GemmCall {
   bool accumulate;
   int64_t a_plane = 0, b_plane = 0;  // bytes between the parts of an operand
   int64_t b_step = 0;  // bytes of B between one step of k_multiple and the next, for tiles (0: they follow each other)
+  int64_t b_right = 64, c_right = 64;  // bytes from the left half of the columns to the right one, for tiles
   // Hints for kernels that fetch from L2 to L1 themselves: whether B comes from L2, and the next call's B (if it is
   // another) and C.
   bool far = true;

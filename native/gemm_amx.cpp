@@ -98,7 +98,7 @@ class Product {
   }
   void load_b(const char* b) const {
     _tile_loadd(6, b, call_.ldb);
-    if (wide) _tile_loadd(7, b + 64, call_.ldb);
+    if (wide) _tile_loadd(7, b + call_.b_right, call_.ldb);
   }
   void multiply() const {
     _tile_dpbf16ps(0, 4, 6);
@@ -113,8 +113,8 @@ class Product {
     fetch_b(0, 0);
     _tile_dpbf16ps(0, 4, 6);
     if (wide) {
-      _tile_loadd(7, b + 64, call_.ldb);
-      fetch_b(0, 64);
+      _tile_loadd(7, b + call_.b_right, call_.ldb);
+      fetch_b(0, call_.b_right);
       _tile_dpbf16ps(1, 4, 7);
     }
     if (two) {
@@ -130,11 +130,11 @@ class Product {
     fetch_b(0, 0);
     multiply();
     load_b(b);
-    if (wide) fetch_b(0, 64);
+    if (wide) fetch_b(0, call_.b_right);
     fetch_b(1, 0);
     multiply();
     load_a(a);
-    if (wide) fetch_b(1, 64);
+    if (wide) fetch_b(1, call_.b_right);
     multiply();
     load_b(b + call_.b_plane);
     multiply();
@@ -146,19 +146,19 @@ class Product {
     fetch_b(0, 0);
     multiply();
     load_b(b + call_.b_plane);
-    if (wide) fetch_b(0, 64);
+    if (wide) fetch_b(0, call_.b_right);
     multiply();
     load_a(a + call_.a_plane);
     fetch_b(1, 0);
     multiply();
     load_b(b);
-    if (wide) fetch_b(1, 64);
+    if (wide) fetch_b(1, call_.b_right);
     multiply();
     load_a(a + 2 * call_.a_plane);
     fetch_b(2, 0);
     multiply();
     load_a(a);
-    if (wide) fetch_b(2, 64);
+    if (wide) fetch_b(2, call_.b_right);
     multiply();
   }
 
@@ -188,12 +188,12 @@ class Product {
 template <int parts, bool two, bool wide>
 void multiply(const GemmCall& call) {
   char* c = call.c;
-  const int64_t ldc = call.ldc * 4, lower = 16 * ldc;
+  const int64_t ldc = call.ldc * 4, lower = 16 * ldc, right = call.c_right;
   if (call.accumulate) {
     _tile_loadd(0, c, ldc);
-    if (wide) _tile_loadd(1, c + 64, ldc);
+    if (wide) _tile_loadd(1, c + right, ldc);
     if (two) _tile_loadd(2, c + lower, ldc);
-    if (two && wide) _tile_loadd(3, c + lower + 64, ldc);
+    if (two && wide) _tile_loadd(3, c + lower + right, ldc);
   } else {
     _tile_zero(0);
     _tile_zero(1);
@@ -203,7 +203,7 @@ void multiply(const GemmCall& call) {
   if (call.next_c)
     for (int row = 0; row < call.rows; ++row) {
       fetch(call.next_c + row * ldc);
-      if (wide) fetch(call.next_c + row * ldc + 64);
+      if (wide) fetch(call.next_c + row * ldc + right);
     }
   if (call.far) {
     Product<parts, two, wide, true>(call).sum();
@@ -211,9 +211,9 @@ void multiply(const GemmCall& call) {
     Product<parts, two, wide, false>(call).sum();
   }
   _tile_stored(0, c, ldc);
-  if (wide) _tile_stored(1, c + 64, ldc);
+  if (wide) _tile_stored(1, c + right, ldc);
   if (two) _tile_stored(2, c + lower, ldc);
-  if (two && wide) _tile_stored(3, c + lower + 64, ldc);
+  if (two && wide) _tile_stored(3, c + lower + right, ldc);
 }
 
 // NOTE: a configuration outlives no task: another library in this thread may have its own. Inside a task it is loaded
@@ -267,8 +267,9 @@ bool store_bf16(const float* sums, int64_t pitch, int64_t rows, char* dst, int64
 const Gemm gemm_bf16 = {"bf16_f32_32x32_amx", 32, 32, 2, 32, 800, run<1, true>, run<1, false>, enter, leave, 1, 2048,
                         0, false, store_bf16};
 const Gemm gemm_bf16x2 = {"bf16x2_f32_32x32_amx", 32, 32, 2, 32, 220, run<2, true>, run<2, false>, enter, leave,
-                          2, 128};
-const Gemm gemm_bf16x3 = {"bf16x3_f32_32x32_amx", 32, 32, 2, 32, 150, run<3, true>, run<3, false>, enter, leave, 3, 64};
+                          2, 512};
+const Gemm gemm_bf16x3 = {"bf16x3_f32_32x32_amx", 32, 32, 2, 32, 150, run<3, true>, run<3, false>, enter, leave,
+                          3, 512};
 
 }  // namespace CONVGRAD_AMX
 

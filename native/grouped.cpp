@@ -211,8 +211,7 @@ bool CorrelatePlan::run_lines(const Arguments& args, const Tensor& from, const T
 void CorrelatePlan::run_direct(const Arguments& args, const Tensor& from, const Tensor& to) const {
   const Geometry& geo = problem.geo;
   float* packed = reinterpret_cast<float*>(args.workspace);
-  if (units.group_to) pack_groups(problem, units, args.w, operand_code(problem), packed, args.threads);
-  else pack_direct(geo, units, args.w, operand_code(problem), packed, args.threads);
+  const ElementCode code = operand_code(problem);
   const int64_t *size = correlation.to_size(), bands = divide_up(size[1], direct_rows), bytes = size_of(problem.dtype);
   const int64_t slabs = divide_up(size[0], direct_planes);
   // A unit is written around the caches where it is a whole line of them.
@@ -221,6 +220,11 @@ void CorrelatePlan::run_direct(const Arguments& args, const Tensor& from, const 
   const bool around = stream && problem.isa->vector_bytes == 64, whole_lines = lines % 64 == 0;
   const bool rows = to.stride[axis_w] == units.channels * bytes && size[2] * to.stride[axis_w] + 64 <= scratch_bytes;
   char* const scratch = args.workspace + packed_bytes + finite_bytes;
+  // Weights that one task uses are packed by it, unit by unit: they are multiplied with before they leave the cache.
+  const auto pack_unit = [&](int64_t unit) { pack_group_unit(problem, units, args.w, code, unit, packed); };
+  const bool used_once = units.group_to && direct_splits > 1 && geo.N * bands * slabs == 1;
+  if (!units.group_to) pack_direct(geo, units, args.w, code, packed, args.threads);
+  else if (!used_once) parallel_for(units.units(), args.threads, [&](int64_t unit, int) { pack_unit(unit); });
   parallel_for(geo.N * bands * slabs * direct_splits, args.threads, [&](int64_t task, int slot) {
     const int64_t split = task % direct_splits, band = task / direct_splits % bands;
     const int64_t slab = task / direct_splits / bands % slabs, image = task / direct_splits / bands / slabs;
@@ -249,7 +253,12 @@ void CorrelatePlan::run_direct(const Arguments& args, const Tensor& from, const 
     job.width = size[2];
     job.stream = around && whole_lines;
     job.row = around && !whole_lines && rows ? scratch + slot * scratch_bytes : nullptr;
-    kernels.direct(job);
+    if (!used_once) return kernels.direct(job);
+    const int64_t last = job.first_unit + job.unit_count;
+    for (job.unit_count = 1; job.first_unit < last; ++job.first_unit) {
+      pack_unit(job.first_unit);
+      kernels.direct(job);
+    }
   });
 }
 

@@ -1,4 +1,8 @@
-// The thread pool. A job is an array of task ids behind one atomic counter; idle workers join any open job.
+// The thread pool. A job is an array of task ids, a run of them for every thread; idle workers join any open job.
+//
+// A thread takes the tasks of its run in order, and then what is left of the others'. So it meets the same part of the
+// operands and results in all passes of a call and in the calls that follow: two threads may have no cache in common
+// (on EPYC cores of other dies have not), and then what another thread wrote costs more than what comes from memory.
 //
 // The caller works on its own job and then waits only for helpers that have joined it, so a job finishes even if no
 // worker is ever free: no deadlock beside other pools, from several calling threads, or in a child after fork.
@@ -28,14 +32,38 @@ namespace {
 struct Job {
   void (*body)(void*, int64_t, int);
   void* context;
-  int64_t tasks;
   int helpers_wanted;
-  std::atomic<int64_t> next{0};
   std::atomic<int> joined{0};   // helpers that ever joined: their slots are 1, 2, …
   std::atomic<int> working{0};  // helpers inside the job now
 
+  // The tasks of one slot that have not been started.
+  struct alignas(64) Run {
+    std::atomic<int64_t> next;
+    int64_t last;
+    bool done() const { return next.load(std::memory_order_relaxed) >= last; }
+  };
+  Run runs[max_threads];
+
+  Job(void (*body)(void*, int64_t, int), void* context, int64_t tasks, int helpers)
+      : body(body), context(context), helpers_wanted(helpers) {
+    const int64_t slots = helpers + 1, each = tasks / slots, more = tasks % slots;
+    for (int64_t slot = 0, first = 0; slot < slots; ++slot) {
+      runs[slot].next.store(first, std::memory_order_relaxed);
+      first = runs[slot].last = first + each + (slot < more);
+    }
+  }
+
+  bool done() const {
+    return std::all_of(runs, runs + helpers_wanted + 1, [](const Run& run) { return run.done(); });
+  }
+
   void work(int slot) {
-    for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) body(context, task, slot);
+    for (int i = 0; i <= helpers_wanted; ++i) {
+      Run& run = runs[(slot + i) % (helpers_wanted + 1)];
+      if (run.done()) continue;
+      for (int64_t task; (task = run.next.fetch_add(1, std::memory_order_relaxed)) < run.last;)
+        body(context, task, slot);
+    }
   }
 };
 
@@ -110,7 +138,7 @@ class Pool {
   // Under the lock: a job that wants another helper, joined; or null.
   Job* join(int& slot) {
     for (Job* job : jobs_) {
-      if (job->joined.load() >= job->helpers_wanted || job->next.load(std::memory_order_relaxed) >= job->tasks) continue;
+      if (job->joined.load() >= job->helpers_wanted || job->done()) continue;
       slot = job->joined.fetch_add(1) + 1;
       job->working.fetch_add(1);
       return job;
@@ -197,7 +225,7 @@ void parallel_for(int64_t tasks, int threads, void (*body)(void*, int64_t, int),
     for (int64_t task = 0; task < tasks; ++task) body(context, task, 0);
     return;
   }
-  Job job{body, context, tasks, helpers};
+  Job job(body, context, tasks, helpers);
   pool().run(job);
 }
 

@@ -1,4 +1,5 @@
-// The thread pool: fixed task ids, dynamic assignment. The caller always takes part, so nothing can deadlock.
+// The thread pool: fixed task ids, a run of them for every thread and what is left for whoever is free. The caller
+// always takes part, so nothing can deadlock.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +7,9 @@
 namespace convgrad {
 
 // Runs body(context, task, slot) for every task in [0, tasks), on at most `threads` threads, and returns when all are
-// done. A slot (0 <= slot < threads) is used by one thread at a time: the index of its scratch memory. Tasks start in
-// ascending order. Which thread runs a task is not fixed: results must depend on the task id alone. Bodies must not
-// throw and must not call parallel_for.
+// done. A slot (0 <= slot < threads) is used by one thread at a time: the index of its scratch memory. A thread runs
+// tasks in ascending order, mostly neighbours. Which thread runs a task is not fixed: results must depend on the task
+// id alone. Bodies must not throw and must not call parallel_for.
 void parallel_for(int64_t tasks, int threads, void (*body)(void*, int64_t task, int slot), void* context);
 
 // The same for a lambda `void(int64_t task, int slot)`.

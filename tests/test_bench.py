@@ -279,6 +279,21 @@ def test_ceilings_are_plausible() -> None:
     assert ceilings.Ceilings(1e15, 0, 1e3, "").seconds(problem) == pytest.approx(problem.min_bytes / 1e3)
 
 
+def test_the_ceiling_beside_a_row_is_the_one_that_counts() -> None:
+    pytest.importorskip("convgrad._native")
+    arena = PlainArena("native")
+    arena.row_ceilings, arena.ceilings = True, ceilings.Ceilings(1e18, 1e18, 1e18, "made up, out of reach")
+    row = measure_row(LAYERS["conv2d"], "weight_grad", "bfloat16", Choice(seconds=0.0), arena)
+    assert row["ceiling"]["scaled"] < 1  # a tiny layer has fewer products than a run of the contestant
+    assert row["ceiling_s"] == pytest.approx(row["ceiling"]["median_s"])
+    assert 1e9 < row["flops"] / row["ceiling_s"] < 1e14
+    for entry in row["ours"].values():
+        assert entry["of_ceiling"] == pytest.approx(row["ceiling_s"] / entry["median_s"])
+    arena.row_ceilings = False
+    row = measure_row(LAYERS["conv2d"], "weight_grad", "bfloat16", Choice(seconds=0.0), arena)
+    assert "ceiling" not in row and row["ceiling_s"] < 1e-9
+
+
 def test_freed_memory_is_kept() -> None:
     """Faults of a child that allocates 16 times 64 MB: some for each allocation, or some for the first only."""
     script = ("import sys, resource, ctypes; from convgrad.benchmark.allocator import keep_freed_memory\n"

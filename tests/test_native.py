@@ -107,6 +107,11 @@ TILED = [
     "weight_grad bf16 n2 c192 k66 i9x9 w3x3 p1x1 g6",
     "conv bf16 n1 c64 k64 i14x14 w1x1 p1x1 NHWC OHWI",  # not read in place: taps beside the tensor
     "conv bf16 n2 c64 k70 i9x11 w2x2 s2x2 NHWC OHWI",
+    "input_grad bf16 n2 c64 k40 i14x14 w3x3 p1x1 NHWC OHWI",  # rows of fewer pixels than a tile has: joined
+    "weight_grad bf16 n4 c40 k64 i20 w3 p1 TBC LIO",  # images are columns
+    # Taps in pairs: rows joined, row by row, with half a panel of channels, next to a tap without pixels.
+    "weight_grad bf16 n3 c70 k40 i9x11 w3x4 p1x2 NHWC OHWI", "weight_grad bf16 n1 c40 k33 i7x64 w3x3 p1x1 NHWC OHWI",
+    "weight_grad f32 n1 c12 k33 i40 w7 p3 NLC OLI", "weight_grad bf16 n1 c48 k20 i2x5 w5x4 p4x2 NHWC OHWI",
 ]
 
 
@@ -185,7 +190,20 @@ def test_an_unknown_instruction_set_is_ignored_with_a_word() -> None:
     assert in_process(script, CONVGRAD_ISA="mmx").strip() == _native.isa() or "CONVGRAD_ISA" in os.environ
 
 
-@pytest.mark.parametrize("text", [*PATHS, "weight_grad f32 n8 c64 k64 i28x28 w3x3 p1x1",
+LARGE_WEIGHTS = [  # of channels-first layouts: with several threads they are packed around the caches
+    "input_grad bf16 n2 c256 k260 i14x14 w3x3 p1x1", "conv bf16 n2 c260 k256 i14x14 w3x3 p1x1",
+    "conv f32 n2 c133 k264 i14x14 w3x3 p1x1"]
+
+
+@pytest.mark.parametrize("text", LARGE_WEIGHTS)
+def test_large_weights_packed_by_several_threads(text: str, seed: int) -> None:
+    shared = next(int(note.split(" KiB shared")[0].split()[-1])
+                  for note in plan(text, backend="native", num_threads=3).notes if " KiB shared" in note)
+    assert shared >= 1024
+    assert oracle.check_exact(Problem.parse(text), "native", seed=seed, num_threads=3)
+
+
+@pytest.mark.parametrize("text", [*PATHS, *LARGE_WEIGHTS, "weight_grad f32 n8 c64 k64 i28x28 w3x3 p1x1",
                                   "weight_grad+bias_grad bf16 n4 c64 k96 i30x30 w3x3 p1x1"])
 def test_the_number_of_threads_changes_no_bit(text: str) -> None:
     problem = Problem.parse(text)

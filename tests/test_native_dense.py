@@ -29,6 +29,8 @@ TIME_FIRST = ["n4 c40 k64 i20 w3 p1 TBC LIO", "n2 c70 k33 i50 w1 TBC LIO", "n3 c
 # One tap at every pixel: the pixels of all images are one line, if they are evenly spaced.
 ONE_TAP = ["n3 c64 k32 i8x8 w1x1", "n2 c70 k33 i50 w1 TBC LIO", "n2 c40 k1024 i9 w1 TBC LIO",
            "n2 c20 k24 i3x4x5 w1x1x1"]
+# Images between the pixels of a line: they are the columns of a plane.
+TIME_OUTSIDE = ["n4 c40 k64 i20 w3 p1 TBC LIO", "n3 c20 k40 i9 w4 p5:3 TBC LIO", "n5 c33 k18 i17 w3 s2 p1 d2 TBC LIO"]
 # Channels first, with padding: bf16 pixels are turned round between the zeros; every second pixel of a line is taken.
 FIRST = ["n1 c33 k40 i9x17 w3x3 p1x2", "n2 c40 k36 i11x35 w3x3 s2x2 p1x1", "n1 c20 k50 i3x6x13 w2x2x2 s2x2x2"]
 LAST = {1: ("NLC", "OLI"), 2: ("NHWC", "OHWI"), 3: ("NDHWC", "ODHWI")}
@@ -68,14 +70,15 @@ def test_channels_first(text: str, seed: int) -> None:
             oracle.check_nonfinite(problem, "native", seed=seed, spots=3)
 
 
-@pytest.mark.parametrize("text", ONE_TAP)
-def test_pixels_of_all_images_are_one_line(text: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("text", "how"), [(text, "pixels are one line") for text in ONE_TAP]
+                         + [(text, "images are columns") for text in TIME_OUTSIDE])
+def test_images_become_pixels(text: str, how: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONVGRAD_FAMILY", "fold")
     for dtype in ("f32", "bf16", "f16>f32"):
-        for result in ("conv", "input_grad", "weight_grad"):
+        for result in ("conv", "input_grad", "weight_grad", "weight_grad+bias_grad"):
             problem = asked(result, dtype, text)
             chosen = plan(problem, backend="native")
-            assert any("pixels are one line" in note for note in chosen.notes), chosen.notes
+            assert any(how in note for note in chosen.notes), chosen.notes
             for style in oracle.STYLES:  # arrays with gaps take the other way
                 oracle.check_exact(problem, "native", seed=seed, style=style)
             oracle.check_nonfinite(problem, "native", seed=seed, spots=2)

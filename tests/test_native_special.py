@@ -57,6 +57,8 @@ ALONE = [
     "n3 c16 k10 i6x5 w3x7 p1x3",
     "n1 c16 k32 i3x40x5 w2x3x2 s1x3x1 p1x0x1 d1x2x1",
 ]
+# Several groups of one row of one image: every task packs the weights that it uses.
+USED_ONCE = ["n1 c96 k96 i40 w30 p15 g3", "n1 c64 k128 i21 w3 p1 g4", "n1 c64 k32 i33 w26 s2 p9 g2 OLI"]
 # Groups that fill vectors, with channels last: their weight gradients are summed from copies of the pixels. Several
 # boxes of rows and of columns, pairs of pixels beside the end of a row, a group that ends within a vector.
 GATHERED = [
@@ -160,8 +162,8 @@ def test_less_workspace(family: str, text: str, seed: int, monkeypatch: pytest.M
             oracle.check_exact(problem, "native", seed=seed, num_threads=2, max_workspace_bytes=limit)
 
 
-@pytest.mark.parametrize("text", ALONE)
-def test_one_small_group(text: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("text", ALONE + USED_ONCE)
+def test_groups_in_place(text: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     force("grouped", monkeypatch)
     served = 0
     for dtype in ("f32", "bf16"):

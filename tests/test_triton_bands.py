@@ -311,7 +311,9 @@ def test_walk_of_blocks(text: str, wrt: str) -> None:
         all_steps, run = block_plans.run_steps(problem, geo, tile)
         met = np.zeros((geo.batch, *geo.y[1:], *geo.x[1:]), np.int8)
         for begin in range(0, all_steps, run):
-            for at in range(begin, min(begin + run, all_steps)):
+            end = min(begin + run, all_steps)
+            first = min(begin + max(k1 - 1 - begin % steps, 0), end) if wrt == "weight" else begin
+            for at in range(first, end):
                 tile_at, step = divmod(at, steps)
                 images = slice(tile_at // tiles * 16, tile_at // tiles * 16 + 16)
                 column = tile_at % tiles * tile.WT

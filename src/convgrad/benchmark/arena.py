@@ -11,7 +11,7 @@ from ..call import exchanged
 from ..plan import plan
 from ..problem import Plan, Problem
 from .allocator import give_back_memory, keep_freed_memory
-from .ceilings import Ceilings, measure_ceilings
+from .ceilings import Ceilings, measure_ceilings, products
 from .judge import Expected, Verified, canonical, in_layout, random_operands
 from .layers import Layer
 from .peers import Peer
@@ -37,12 +37,16 @@ class Arena(Protocol):
     rest: float  # seconds between turns
     rounds: int  # turns of each contestant at most
     repeats: int  # of a turn at most
+    ceilings: Ceilings
 
     def describe(self) -> dict[str, Any]:
         """Machine, peer and ceilings, for the results."""
 
     def seconds_at_ceiling(self, problem: Problem) -> float:
         """Least time the device needs for a problem."""
+
+    def products(self, problem: Problem) -> list[Contestant]:
+        """The ceiling of a problem's arithmetic as a contestant, if it is measured beside every row."""
 
     def prepare(self, problem: Problem, layer: Layer, gradient: str) -> None:
         """Take a layer's gradient, a problem in channels-first order, as the next one; forget the last operands."""
@@ -98,6 +102,7 @@ class CpuArena:
     rest = REST_SECONDS
     rounds = ROUNDS
     repeats = MAX_REPEATS
+    row_ceilings = False  # whether the ceiling of arithmetic is measured again beside every row
 
     def __init__(self, threads: int, peer: Peer | None = None, backend: str | None = None, clock: str = "wall",
                  fresh_memory: bool = False) -> None:
@@ -114,6 +119,9 @@ class CpuArena:
 
     def seconds_at_ceiling(self, problem: Problem) -> float:
         return self.ceilings.seconds(problem)
+
+    def products(self, problem: Problem) -> list[Contestant]:
+        return [products(problem, self.threads, self.clock)] if self.row_ceilings else []
 
     def prepare(self, problem: Problem, layer: Layer, gradient: str) -> None:
         self.problem, self.operands, self.expected = problem, {}, None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import threading
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..problem import Problem
-from .timing import clocked
+from .timing import Contestant, clocked
 
 MATRIX = 2048           # NumPy's product when the native module is absent: large enough to hide its packing
 COPY_BYTES = 256 << 20  # per copy: larger than the last-level caches
@@ -30,12 +31,25 @@ class Ceilings:
 
         Products of f16 are summed in f32, for which CPUs have no instruction but f32 FMA (or exact bf16 splits).
         """
-        bf16 = problem.dtype == "bfloat16" or problem.dtype.startswith("float8") or problem.dtype == "hifloat8"
-        flops = max(self.f32_flops, self.bf16_flops) if bf16 else self.f32_flops
+        flops = max(self.f32_flops, self.bf16_flops) if exact_in_bf16(problem) else self.f32_flops
         return max(problem.flops / flops, problem.min_bytes / self.copy_bytes)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def exact_in_bf16(problem: Problem) -> bool:
+    return problem.dtype == "bfloat16" or problem.dtype.startswith("float8") or problem.dtype == "hifloat8"
+
+
+def products(problem: Problem, threads: int, clock: str) -> Contestant:
+    """Return the arithmetic of a problem, run from registers, as a contestant: what the machine can do at that time.
+
+    Its times are scaled to the whole problem.
+    """
+    native = importlib.import_module("convgrad._native")
+    run = partial(native.run_products, exact_in_bf16(problem), threads)
+    return Contestant("ceiling", "registers", lambda repeats: clocked(run, repeats, clock), problem.flops / run())
 
 
 def measure_ceilings(threads: int) -> Ceilings:

@@ -49,6 +49,8 @@ def add_commands(subparsers: Any) -> None:
     bench.add_argument("--fresh-memory", action="store_true",
                        help="let the C library give memory back between calls, on both sides (default: keep it)")
     bench.add_argument("--seconds", type=float, help="running time per contestant (default: 0.25, on a GPU 0.03)")
+    bench.add_argument("--row-ceilings", action="store_true", help="on a CPU: measure the ceiling of arithmetic again "
+                       "beside every row, in turn with the contestants (for machines whose speed changes)")
     bench.add_argument("--limit-seconds", type=float,
                        help="start no new row after this much time; the classes then share it evenly")
     bench.add_argument("--known", nargs="+", metavar="FILE",
@@ -139,6 +141,7 @@ def run_bench(args: argparse.Namespace) -> int:
     else:
         with Peer(args.peer, args.threads, args.clock, args.fresh_memory) as peer:
             arena = CpuArena(args.threads, peer if wanted else None, args.backend, args.clock, args.fresh_memory)
+            arena.row_ceilings = args.row_ceilings
             results = measured(args.set, layers, choice, Here(arena), console, args.json, earlier)
     print_tables(results, Console(width=None if sys.stdout.isatty() else 220))
     spent = {name: sum(row["spent_s"][name] for row in results["rows"]) for name in ("ours", "peer", "timing")}

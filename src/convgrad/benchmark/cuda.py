@@ -81,6 +81,9 @@ class CudaArena:
     def seconds_at_ceiling(self, problem: Problem) -> float:
         return seconds_at_ceiling(self.ceilings, problem)
 
+    def products(self, problem: Problem) -> list[Contestant]:
+        return []
+
     def prepare(self, problem: Problem, layer: Layer, gradient: str) -> None:
         self.problem, self.layer, self.gradient, self.operands = problem, layer, gradient, {}
         if 2 * self.torch.cuda.memory_reserved() > self.torch.cuda.get_device_properties(0).total_memory:

@@ -150,7 +150,11 @@ def measure_row(layer: Layer, gradient: str, dtype: str, choice: Choice, arena: 
                              "workspace_bytes": entry.plan.workspace_bytes,
                              "verified": entry.verified.how, "worst_error": entry.verified.worst}
     verified = time.perf_counter()
-    contend(contestants, rivals, row, choice.seconds, arena)
+    ceiling = arena.products(first)
+    contend([*contestants, *ceiling], rivals, row, choice.seconds, arena)
+    for products in ceiling:
+        row["ceiling"] = products.summary()
+        row["ceiling_s"] = max(products.median, first.min_bytes / arena.ceilings.copy_bytes)
     row["spent_s"] = {name: round(seconds, 4) for name, seconds in (
         ("peer", prepared - started), ("ours", verified - prepared), ("timing", time.perf_counter() - verified))}
     for contestant in contestants:

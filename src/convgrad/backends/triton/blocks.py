@@ -338,6 +338,8 @@ def block_weight_kernel(
     split = pid // channel_tiles
     begin = split * run
     end = gl.minimum(begin + run, all_steps)
+    # the first K1 - 1 steps of a tile bring rows of x and no row of dy: copied before a run, they are no steps of it
+    begin = gl.minimum(begin + gl.maximum(K1 - 1 - begin % steps, 0), end)
     slots = (gl.allocate_shared_memory(dtype, [SLOTS * COLUMNS, 1, 1, 16, 64], x_box.layout),
              gl.allocate_shared_memory(dtype, [DY_SLOTS * WT, 1, 1, 16, 64], dy_box.layout))
     full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())

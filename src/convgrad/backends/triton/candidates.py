@@ -15,6 +15,7 @@ from . import (
     box_plans,
     cell_plans,
     depthwise_plans,
+    group_plans,
     joined_plans,
     line_plans,
     slide_plans,
@@ -99,6 +100,8 @@ def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     plain = choose_weight(geo, size, None, problem.layout.endswith(LINE_ENDS))
     for blocks in block_plans.worth_measuring(problem, geo):
         yield choice_of("blocks", blocks)
+    for groups in group_plans.worth_measuring(problem, geo):
+        yield choice_of("groups", groups)
     for window in window_plans.worth_measuring(problem, geo):
         yield choice_of("windows", window)
     yield from wide_plans.worth_measuring(problem, geo)

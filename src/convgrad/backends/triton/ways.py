@@ -20,6 +20,7 @@ from . import (
     box_line_plans,
     box_plans,
     cell_plans,
+    group_plans,
     joined_plans,
     line_plans,
     part_plans,
@@ -73,7 +74,8 @@ def gather_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choi
 
 def weight_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
     """Ways to the weight gradient, the fastest first; only the chosen one where there is a choice."""
-    offers = (weight_by_parts, weight_by_points, weight_by_blocks, by_windows, by_wider, by_lines, by_decoded_lines)
+    offers = (weight_by_parts, weight_by_points, weight_by_blocks, by_whole_groups, by_windows, by_wider,
+              by_lines, by_decoded_lines)
     return fastest_first(offers, problem, geo, max_workspace, choice)
 
 
@@ -103,18 +105,33 @@ def input_by_blocks(problem: Problem, geo: Geometry, max_workspace: int | None, 
 def weight_by_blocks(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
     """The weight gradient by the same blocks."""
     plan = block_plans.for_problem(problem, geo, max_workspace, choice)
-    if plan is None:
-        return None
-    shape = (plan.splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
+    return None if plan is None else added(
+        problem, geo, plan, f"blocks_{short(problem)}_{plan.tile.WT}_split{plan.splits}", block_plans.takes)
+
+
+def by_whole_groups(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
+    """Groups of 16 to 64 channels: all taps of a group by one program."""
+    plan = group_plans.for_problem(problem, geo, max_workspace, choice)
+    return None if plan is None else added(
+        problem, geo, plan, f"groups_{short(problem)}_{plan.tile.S}_split{plan.splits}", block_plans.takes)
+
+
+def added(problem: Problem, geo: Geometry, plan: Any, name: str, takes: Callable[..., bool]) -> Way:
+    """The way of a plan that writes `plan.splits` partial weight gradients, which are added, or the one itself."""
+    shape: tuple[int, ...] = (plan.splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
+    shape = shape if plan.splits > 1 or plan.bias_shape[0] else (0,)
     add = add_step(geo, plan.splits)
 
     def write(dy: Any, x: Any, partial: Any, result: Any, *bias: Any) -> None:
+        if partial is None:
+            plan.write(dy, x, result)
+            return
         plan.write(dy, x, partial, *bias[:1])
         add(partial, result, *bias)
 
-    return Way(f"blocks_{short(problem)}_{plan.tile.WT}_split{plan.splits}", str(plan.tile), plan.tile.seconds,
-               4 * math.prod(shape), lambda operands, result: block_plans.takes(*operands),
-               collecting(problem, shape, plan.bias_shape, write), bias_bytes=4 * math.prod(plan.bias_shape))
+    return Way(name, str(plan.tile), plan.tile.seconds, 4 * math.prod(shape),
+               lambda operands, result: takes(*operands), collecting(problem, shape, plan.bias_shape, write),
+               bias_bytes=4 * math.prod(plan.bias_shape))
 
 
 def by_cells(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
