@@ -31,6 +31,7 @@ NARROW = 1.6  # how much faster products of FP8 numbers are
 NARROW_SECONDS = 0.27e-6
 DECODED_SECONDS = 0.15e-6
 SPLIT_SECONDS = 0.2e-6  # of float32 numbers
+SPLIT_NARROW = 1.3  # how much longer their products take with at most 64 columns
 DECODED_ROW_SECONDS = 0.2e-9
 CACHE_RATE = 90e9
 STEP_SECONDS = 0.01e-6
@@ -242,7 +243,7 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
         waited = NARROW_SECONDS if work.narrow else DECODED_SECONDS
         products = max(products, (waited + products / (warps // 4)) / together)
     elif work.source_bytes == 4:
-        products *= SPLIT_PRODUCTS
+        products *= SPLIT_PRODUCTS * (SPLIT_NARROW if columns <= 64 else 1.0)
         products = max(products, SPLIT_SECONDS + products / (warps // 4))
     filled = copied * depth * work.source_bytes / taps + weight_bytes
     copies = copied / taps + (depth * -(-columns // 64) if work.is_input and not work.narrow else columns) * (
