@@ -7,6 +7,7 @@
 #include "dense_correlate.h"
 #include "dense_paired.h"
 #include "dense_weight.h"
+#include "dense_windows.h"
 
 namespace convgrad {
 namespace {
@@ -128,10 +129,30 @@ std::optional<Way> correlate_with(const Problem& problem, Element element, std::
   return way;
 }
 
+// The weight gradient from whole windows, where that is expected to take fewer cycles than `others`.
+std::optional<Way> sum_windows_with(const Problem& problem, Element element, double others) {
+  auto gradient = std::make_shared<WindowGradient>(problem, kernel_of(problem, element));
+  const double cycles = gradient->choose_blocking(bytes_of(element), problem.max_workspace);
+  Way way;
+  if (cycles < 0 || 1.03 * cycles >= others) return std::nullopt;
+  if (!finish(way.plan, problem, gradient->gemm, 0, gradient->slot_bytes, cycles)) return std::nullopt;
+  way.plan.notes.push_back(gradient->describe());
+  way.run = [=](const Arguments& a) {
+    switch (element) {
+      case Element::f64: run_window_gradient<double>(*gradient, a); break;
+      case Element::f32: run_window_gradient<float>(*gradient, a); break;
+      default: run_window_gradient<Bf16>(*gradient, a);
+    }
+    return true;
+  };
+  return way;
+}
+
 std::optional<Way> sum_weights_with(const Problem& problem, Element element, std::string& why_not) {
   auto gradient = std::make_shared<WeightGradient>(problem, kernel_of(problem, element));
   int64_t minimum = 0;
   const double cycles = gradient->choose_blocking(bytes_of(element), problem.max_workspace, minimum);
+  if (std::optional<Way> windows = sum_windows_with(problem, element, cycles)) return windows;
   Way way;
   if (cycles < 0 || !finish(way.plan, problem, gradient->gemm, gradient->partial_bytes + gradient->bias_bytes,
                             gradient->slot_bytes, cycles)) {

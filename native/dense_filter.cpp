@@ -137,40 +137,55 @@ struct Panels {
     return reader.met();
   }
 
-  // The same where the results are inside, by words: lines of one channel, or of a pair of them, are transposed.
+  // Whether the taps of the phase are all there are, in the order of the weight.
+  bool takes_all_taps() const {
+    int64_t next = 0;
+    for_taps(nullptr, [&](int64_t tap, const T*) { next = tap == next ? next + 1 : -1; });
+    return next == run.plan.problem.geo.taps();
+  }
+
+  // The same where the results are inside, by words: lines of one channel, or of a pair of them, are transposed;
+  // straight from where they lie if that takes no conversion, and to their places if all taps are taken.
   Magnitudes pack_dense_words() const {
     const int64_t all_taps = run.plan.problem.geo.taps(), size = size_of(run.plan.problem.dtype);
     const GemmKernels& kernels = *run.plan.problem.isa->gemm;
     alignas(64) T lines[pair][most_parts * room];
     alignas(64) uint32_t words[room], turned[room];
     const Packer<T> reader = packer.with_plane(room);
+    const bool as_they_lie = pair == 1 && packer.stored_as_packed() &&
+                             (reinterpret_cast<uintptr_t>(data) | uintptr_t(channel_stride)) % 4 == 0;
+    const bool to_places = result_step == pair && !around && takes_all_taps();
     const int64_t some = std::max<int64_t>(1, room / all_taps);
+    const int64_t ahead = std::max<int64_t>(1, 64 * 64 / (results * all_taps * size * pair)) * pair;
     for (int64_t j = 0; j < channels; j += pair)
       for (int64_t i0 = 0; i0 < results; i0 += some) {
         const int64_t count = std::min(some, results - i0), length = count * all_taps;
+        const char* line = data + j * channel_stride + i0 * all_taps * size;
         for (int64_t p = 0; p < pair; ++p) {
-          if (j + p < channels) {
-            const char* from = data + (j + p) * channel_stride + i0 * all_taps * size;
-            if (j + pair + p < channels) fetch_line(from + pair * channel_stride, length * size);
-            reader.line(from, length, lines[p]);
-          } else {
-            std::fill_n(lines[p], most_parts * room, T{});
-          }
+          if (j + ahead + p < channels) fetch_line(line + (ahead + p) * channel_stride, length * size);
+          if (as_they_lie) continue;
+          if (j + p < channels) reader.line(line + p * channel_stride, length, lines[p]);
+          else std::fill_n(lines[p], most_parts * room, T{});
         }
         for (int part = 0; part < run.plan.gemm->parts; ++part) {
-          const uint32_t* from = reinterpret_cast<const uint32_t*>(lines[0]);
+          const uint32_t* from = reinterpret_cast<const uint32_t*>(as_they_lie ? line : (const char*)lines[0]);
           if constexpr (pair == 2) {
             kernels.interleave16(&lines[0][part * room].bits, &lines[1][part * room].bits, length,
                                  reinterpret_cast<uint16_t*>(words));
             from = words;
           }
+          T* first = dst + part * plane() + channel_at(j) + i0 * result_step;
+          if (to_places) {
+            kernels.transpose32(from, all_taps, count, all_taps, reinterpret_cast<uint32_t*>(first), tap_step / pair);
+            continue;
+          }
           kernels.transpose32(from, all_taps, count, all_taps, turned, count);
-          for_taps(dst + part * plane() + channel_at(j) + i0 * result_step, [&](int64_t tap, T* to) {
-            const uint32_t* line = turned + tap * count;
+          for_taps(first, [&](int64_t tap, T* to) {
+            const uint32_t* taken = turned + tap * count;
             if (result_step == pair) {
-              put(to, line, count);
+              put(to, taken, count);
             } else {
-              for (int64_t i = 0; i < count; ++i) std::memcpy(static_cast<void*>(to + i * result_step), line + i, 4);
+              for (int64_t i = 0; i < count; ++i) std::memcpy(static_cast<void*>(to + i * result_step), taken + i, 4);
             }
           });
         }
@@ -296,9 +311,11 @@ void fetch_panels(const Run<T>& run, int64_t group, int64_t block, int64_t panel
   const int64_t size = size_of(plan.problem.dtype), channels = run.block_channels(block);
   const int64_t results = std::min(plan.own_panels * plan.panel, plan.results - panel * plan.panel);
   const int64_t to = w.stride[forward ? axis_o : axis_i], from = w.stride[forward ? axis_i : axis_o];
-  if ((from == size ? channels : to == size ? results : 0) * size < 128) return;
   const char* first = w.data + group * geo.group_out() * w.stride[axis_o] + block * plan.channel_block * from +
                       panel * plan.panel * to;
+  if (taps_lie_dense(run))
+    return prefetch.add({first, from, {to, size, size}, channels, {}, {results, geo.taps(), 1}, size});
+  if ((from == size ? channels : to == size ? results : 0) * size < 128) return;
   for (int64_t depth = 0; depth < geo.kernel[0]; ++depth)
     prefetch.add({first + depth * w.stride[axis_d], from, {to, w.stride[axis_h], w.stride[axis_w]}, channels,
                   {0, 0, 0}, {results, geo.kernel[1], geo.kernel[2]}, size});

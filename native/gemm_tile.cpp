@@ -137,13 +137,47 @@ void transpose_block(const uint32_t* src, int64_t src_pitch, int rows, int cols,
     if (c < cols) _mm512_mask_storeu_epi32(dst + c * dst_pitch, out, r[c]);
 }
 
+// 16 rows of at most 8 words: rows i and i + 8 share a vector, which takes half the shuffles.
+void transpose_narrow(const uint32_t* src, int64_t src_pitch, int cols, uint32_t* dst, int64_t dst_pitch) {
+  const __mmask8 in = __mmask8((1u << cols) - 1);
+  __m512i r[8], t[8];
+  for (int i = 0; i < 8; ++i)
+    r[i] = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_maskz_loadu_epi32(in, src + i * src_pitch)),
+                              _mm256_maskz_loadu_epi32(in, src + (i + 8) * src_pitch), 1);
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4)
+    for (int j = 0; j < 2; ++j) {
+      r[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + 2 + j]);
+      r[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + 2 + j]);
+    }
+  const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13), high = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
+  for (int c = 0; c < 8; ++c)
+    if (c < cols)
+      _mm512_storeu_si512(dst + c * dst_pitch, _mm512_permutex2var_epi64(r[c % 4], c < 4 ? low : high, r[c % 4 + 4]));
+}
+
 void transpose32(const uint32_t* src, int64_t src_pitch, int64_t rows, int64_t cols, uint32_t* dst,
                  int64_t dst_pitch) {
   if (rows == 1 || cols == 1) return transpose_words(src, src_pitch, rows, cols, dst, dst_pitch);
-  for (int64_t r = 0; r < rows; r += 16)
-    for (int64_t c = 0; c < cols; c += 16)
-      transpose_block(src + r * src_pitch + c, src_pitch, int(rows - r < 16 ? rows - r : 16),
-                      int(cols - c < 16 ? cols - c : 16), dst + c * dst_pitch + r, dst_pitch);
+  for (int64_t r = 0; r < rows; r += 16) {
+    const int64_t count = rows - r < 16 ? rows - r : 16;
+    int64_t left = 0;  // columns of the block
+    for (int64_t c = 0; c < cols; c += left) {
+      const uint32_t* from = src + r * src_pitch + c;
+      uint32_t* to = dst + c * dst_pitch + r;
+      left = cols - c < 16 ? cols - c : 16;
+      if (count == 16 && left < 11) {
+        left = left < 8 ? left : 8;
+        if (left == 1) transpose_words(from, src_pitch, 16, 1, to, dst_pitch);
+        else transpose_narrow(from, src_pitch, int(left), to, dst_pitch);
+      } else {
+        transpose_block(from, src_pitch, int(count), int(left), to, dst_pitch);
+      }
+    }
+  }
 }
 #elif CONVGRAD_VECTOR_BYTES == 32
 void transpose32(const uint32_t* src, int64_t src_pitch, int64_t rows, int64_t cols, uint32_t* dst,

@@ -72,7 +72,8 @@ BoxCut choose_box(const int64_t* size, int64_t blocks, int64_t limit_vectors,
         const double crowding = held > limit_vectors ? 4.0 * held / limit_vectors : 1;
         // Parts of rows do not lie together in memory: they are moved row by row, in whole vectors.
         const double parts = x == size[2] ? 1 : 1.1 * double(up_to_multiple(x, most_lanes)) / double(x);
-        const double row_cost = 8.0 * z * y;
+        // Rows of one plane do: the fewer planes the better.
+        const double row_cost = 8.0 * z * y + 4.0 * (z - 1);
         const double cost = (held + row_cost + 200) * cut.boxes() * std::min(idle, 2.0) * crowding * parts;
         if (best_cost < 0 || cost < best_cost) best = cut, best_cost = cost;
       }
@@ -85,7 +86,9 @@ static double group_cycles(const DirectUnits& units, double pixels, double reach
   const bool pairs = units.dtype == Dtype::bf16, shared = units.group_to < units.lanes;
   const double words = double(units.group_from) / (pairs ? 2 : 1);
   const double one_tap = pairs ? (strided ? 1.6 : 1.25) : strided ? 1.35 : 1.2;
-  const double per_word = shared ? (pairs ? 2.3 : 1.5) : slides ? 1.1 : one_tap;
+  // Weights of a unit that fill L2 come from beyond it for every tile of pixels.
+  const double far = words * reach * double(units.lanes) * 4 > (256 << 10) ? 1.3 : 1;
+  const double per_word = far * (shared ? (pairs ? 2.3 : 1.5) : slides ? 1.1 : one_tap);
   return 0.83 * pixels * double(units.units()) * (words * reach * per_word + 10);
 }
 

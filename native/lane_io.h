@@ -93,7 +93,7 @@ CONVGRAD_INLINE void encode_line(const ElementCode& c, const double* from, int64
 }
 
 // How far ahead planes and runs are fetched: they are many short streams, the hardware does not see them in time.
-constexpr int64_t ahead_bytes = 512;
+constexpr int64_t ahead_bytes = 512, far_bytes = 3072;  // of every plane; of runs that are read
 
 // Fetches the start of every plane of a block.
 template <bool Write>
@@ -115,7 +115,7 @@ CONVGRAD_INLINE void load_runs(const LanePlanes& from, const char* p, int64_t pi
   constexpr int L = lanes_of<T>;
   const int64_t step = from.stride[axis_w], bytes = size_of(from.code.dtype);
   const int64_t whole = E::bytes ? from.planes / L : 0;
-  const int64_t run_bytes = from.planes * M * bytes, ahead = run_bytes < ahead_bytes ? 4 * step : 2 * step;
+  const int64_t run_bytes = from.planes * M * bytes, far = far_bytes / run_bytes, ahead = (far < 2 ? 2 : far) * step;
   [[maybe_unused]] alignas(64) T run[L * M] = {};
   for (int64_t x = 0; x < pixels; ++x, p += step, to += L) {
     for (int64_t at = 0; at < run_bytes; at += 64) __builtin_prefetch(p + ahead + at);

@@ -46,7 +46,8 @@ Scratch::Scratch(int64_t bytes) {
         return;
       }
   }
-  const int64_t unit = bytes >= 2 * huge_page ? huge_page : 4096;
+  // Pages of 4 KiB lie anywhere in memory: some sets of L2 would get more of them than they have room for.
+  const int64_t unit = bytes >= huge_page / 8 ? huge_page : 4096;
   size_ = (bytes + unit - 1) / unit * unit;
   data_ = static_cast<char*>(std::aligned_alloc(size_t(unit), size_t(size_)));
   if (!data_) throw std::bad_alloc();

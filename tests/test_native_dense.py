@@ -33,6 +33,13 @@ ONE_TAP = ["n3 c64 k32 i8x8 w1x1", "n2 c70 k33 i50 w1 TBC LIO", "n2 c40 k1024 i9
 TIME_OUTSIDE = ["n4 c40 k64 i20 w3 p1 TBC LIO", "n3 c20 k40 i9 w4 p5:3 TBC LIO", "n5 c33 k18 i17 w3 s2 p1 d2 TBC LIO"]
 # Channels first, with padding: bf16 pixels are turned round between the zeros; every second pixel of a line is taken.
 FIRST = ["n1 c33 k40 i9x17 w3x3 p1x2", "n2 c40 k36 i11x35 w3x3 s2x2 p1x1", "n1 c20 k50 i3x6x13 w2x2x2 s2x2x2"]
+# Windows inside of the tensor: runs of columns, of channels, of both; rows of an odd number of pixels; several chunks,
+# with planes read in place and chunks that end inside of one; windows that overlap or leave pixels out.
+WINDOWS = [
+    "n3 c3 k60 i32x80 w8x16 s8x16", "n2 c3 k84 i4x32x32 w2x8x8 s2x8x8", "n5 c9 k60 i32x80 w4x8 s4x8",
+    "n1 c3 k60 i128x168 w8x8 s8x8", "n2 c40 k70 i9x11 w2x2 s2x2 NHWC OHWI", "n2 c32 k60 i9x9 w2x3 d2x2 NHWC OHWI",
+    "n3 c300 k130 i27x27 w1x1 s2x2 NHWC OIHW", "n2 c60 k130 i17x27 w2x2 s2x2 NHWC HWIO",
+]
 LAST = {1: ("NLC", "OLI"), 2: ("NHWC", "OHWI"), 3: ("NDHWC", "ODHWI")}
 
 
@@ -82,6 +89,24 @@ def test_images_become_pixels(text: str, how: str, seed: int, monkeypatch: pytes
             for style in oracle.STYLES:  # arrays with gaps take the other way
                 oracle.check_exact(problem, "native", seed=seed, style=style)
             oracle.check_nonfinite(problem, "native", seed=seed, spots=2)
+
+
+@pytest.mark.parametrize("text", WINDOWS)
+def test_weight_gradients_of_whole_windows(text: str, seed: int) -> None:
+    for dtype in ("f32", "bf16", "f64", "f16>f32", "f32>bf16"):
+        for result in ("weight_grad", "weight_grad+bias_grad"):
+            problem = Problem.parse(f"{result} {dtype} {text}")
+            chosen = plan(problem, backend="native")
+            assert "amx" in chosen.kernel or any("whole windows" in note for note in chosen.notes), chosen.notes
+            for style in oracle.STYLES:
+                oracle.check_exact(problem, "native", seed=seed, style=style)
+        oracle.check_bound(problem, "native", seed=seed)
+        oracle.check_nonfinite(problem, "native", seed=seed, spots=2)
+    problem = Problem.parse(f"weight_grad f32 {text}")
+    operands = real_operands(problem, seed)
+    bits = {array.tobytes() for threads in (1, 2, 7)
+            for array in oracle.run_guarded(problem, "native", operands, num_threads=threads) or ()}
+    assert len(bits) == 1
 
 
 def test_large_results_written_around_the_caches(seed: int) -> None:

@@ -33,8 +33,9 @@ GEOMETRIES = (
     "n2 c144 k96 i7x6 w3x2 s2x1 p1x0 g3 NHWC OHWI",
     "n2 c64 k96 i9 w3 p1 g2 NLC LOI",
 )
-# Formats and compute modes of the products: 16-bit, FP8 decoded to 16-bit, FP8.
-PRODUCTS = ("bf16", "e4m3>bf16", "e5m2>bf16 fp8")
+# Formats and compute modes of the products: 16-bit, FP8 decoded to 16-bit, FP8, float32 in three 16-bit parts.
+PRODUCTS = ("bf16", "e4m3>bf16", "e5m2>bf16 fp8", "f32")
+IN_PARTS = 1 + 2.0**-10 + 2.0**-20  # times a small number: all three parts have some of it
 SHUFFLED = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15]  # as `decoded` in fp8_products.py
 
 
@@ -89,8 +90,9 @@ def rows_of(tensor: Any) -> Any:
 
 def walk(lines: Any, source: Any, weight: Any, shape: tuple[int, ...]) -> Any:
     """The sums of box_lines.py in NumPy, from the launch that the plan describes; every result is written once."""
-    result = torch.empty((shape[0], *shape[2:], shape[1]), dtype=torch.bfloat16).permute(
-        0, -1, *range(1, len(shape) - 1))
+    pieces = 3 if source.dtype == torch.float32 else 1
+    stored = torch.float32 if pieces > 1 else torch.bfloat16
+    result = torch.empty((shape[0], *shape[2:], shape[1]), dtype=stored).permute(0, -1, *range(1, len(shape) - 1))
     source = rows_of(source) if lines.copies.source else source
     rows = weight
     if lines.copies.weight:
@@ -155,6 +157,8 @@ def walk(lines: Any, source: Any, weight: Any, shape: tuple[int, ...]) -> Any:
                 at_weight = (group * v["WEIGHT_RED"] + c, flat * v["WEIGHT_COL"] + column) \
                     if is_input and not fp8 else (group * v["COL"] + column, flat * v["WEIGHT_RED"] + c)
                 b = box_at(weight_box, at_weight[::-1] if v["TURNED"] else at_weight)
+                for piece in range(1, pieces):
+                    b += box_at(weight_box, (at_weight[0] + piece * v["PIECE_ROWS"], at_weight[1]))
                 acc += a_rows @ (b.T if is_input == v["TURNED"] or fp8 else b)
         if item >= v["whole"]:
             parts[tile] = parts.get(tile, 0) + acc
@@ -179,8 +183,9 @@ def walk(lines: Any, source: Any, weight: Any, shape: tuple[int, ...]) -> Any:
 
 
 @needs_triton
-@pytest.mark.parametrize(("products", "text"), [(products, text) for products in PRODUCTS for text in GEOMETRIES
-                                                if products == "bf16" or "c136" not in text])  # which takes long
+@pytest.mark.parametrize(("products", "text"), [
+    (products, text) for products in PRODUCTS for text in (GEOMETRIES[::2] if products == "f32" else GEOMETRIES)
+    if products == "bf16" or "c136" not in text])  # which takes long
 @pytest.mark.parametrize("routine", ["conv", "input_grad"])
 def test_tiles_sum_every_product_once(products: str, routine: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from convgrad.backends.triton import box_line_plans, box_line_tiles
@@ -193,13 +198,17 @@ def test_tiles_sum_every_product_once(products: str, routine: str, text: str, mo
     if not box_line_plans.fits(problem, geo):
         red = geo.group_out if routine == "input_grad" else geo.group_in
         patch = geo.kernel == geo.stride and max(geo.kernel) > 1
-        assert (routine == "conv" and geo.group_in < 16) or (dtype != "bf16" and (red % 16 or patch))
+        short = red % 8 or geo.group_in % 8 if dtype == "f32" else red % 16 or patch
+        assert (routine == "conv" and geo.group_in < 16) or (dtype != "bf16" and short)
         return
-    stored = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[dtype.split(">")[0]]
+    stored = {"bf16": torch.bfloat16, "f32": torch.float32, "e4m3": torch.float8_e4m3fn,
+              "e5m2": torch.float8_e5m2}[dtype.split(">")[0]]
     source, weight = (channels_last(operand).to(stored) for operand in operands)
     if problem.weight_layout.endswith("IO"):
         around = (*range(2, weight.dim()), 1, 0)
         weight = weight.permute(around).contiguous().permute(*(around.index(axis) for axis in range(weight.dim())))
+    if dtype == "f32":
+        weight, expected = weight * IN_PARTS, expected * IN_PARTS
     tiles: dict[Any, Any] = {}
     for tile in box_line_tiles.all_tiles(box_line_tiles.work_of(problem, geo), None):
         tiles.setdefault((tile.BM == 64, tile.NT > 1 and tile.axis, tile.parts > 1, tile.CB), tile)
@@ -233,6 +242,10 @@ def test_on_a_gpu(routine: str, text: str) -> None:
     check_nonfinite(f"{routine} e4m3>f32 {text} fp8", "triton")
     check_nonfinite(f"{routine} e5m2>f32 {text}", "triton")
     check_nonfinite(f"{routine} bf16 {text}", "triton")
+    check_exact(f"{routine} f32 {text}", "triton")
+    check_bound(f"{routine} f32 {text}", "triton")
+    check_bound(f"{routine} f32 {text}", "triton", positive=True)
+    check_nonfinite(f"{routine} f32 {text}", "triton")
 
 
 @needs_gpu

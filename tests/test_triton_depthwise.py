@@ -182,6 +182,12 @@ def test_many_taps_agree_with_the_plain_kernels(text: str, special: bool) -> Non
     check(problem, slide_plans.tall_plan(problem, geometry(problem.conv), strip), special)
 
 
+def test_a_warp_has_lanes_for_the_channels_of_many_taps() -> None:
+    for text in ("n64 c128 k128 i56x56 w31x31 p15x15 g128", "n2 c33 k33 i9x8 w11x11 p5x5 g33"):
+        strip = slide_plans.many_taps(geometry(Problem.parse(f"input_grad f32 {text} NHWC OHWI").conv))
+        assert strip is not None and strip.BC // strip.V <= 32
+
+
 LAYERS = ["n256 c32 k32 i112x112 w3x3 p1x1 g32 NHWC OHWI", "n256 c96 k96 i112x112 w3x3 s2x2 p1x1 g96 NHWC OHWI",
           "n256 c96 k96 i56x56 w7x7 p3x3 g96 NHWC OHWI", "n64 c128 k128 i56x56 w31x31 p15x15 g128 NHWC OHWI",
           "n16 c512 k512 i3999 w3 p128 d128 g512 NLC OLI", "n2 c32 k32 i64x64x64 w5x5x5 p2x2x2 g32 NDHWC ODHWI",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracle import check_bound, check_nonfinite
+from oracle import check_bound, check_exact, check_nonfinite
 from triton_here import DEVICE, integers_on_gpu, needs_gpu, needs_triton, torch
 
 from convgrad import Problem
@@ -18,13 +18,17 @@ GEOMETRIES = (
     "n9 c24 k16 i17 w3 d4 p8:0 NLC OLI",
     "n2 c64 k64 i6x7 w3x3 p3x3 d3x2 g2 NHWC OHWI",
     "n2 c16 k16 i70x20 w3x3 s2x1 p1x1 NHWC OHWI",
+    "n4 c32 k64 i9x8 w1x1 s2x3 NHWC OHWI",
 )
+# sums so long that three products keep the bound
+STACKED = ("n8 c3 k16 i64x64 w3x3 p1x1 NHWC OHWI", "n8 c4 k64 i80x80 w7x7 s2x2 p3x3 NHWC OHWI",
+           "n8 c3 k16 i64x64 w3x3 p1x1 NCHW OIHW")
 
 
 @needs_triton
 @pytest.mark.parametrize("part_count", [2, 3])
 def test_parts_hold_the_number(part_count: int) -> None:
-    from convgrad.backends.triton.part_plans import split_step
+    from convgrad.backends.triton.part_copies import split_step
 
     values = np.random.default_rng(1).standard_normal((3, 8, 5)).astype(np.float32)
     values.reshape(-1)[:7] = (np.inf, -np.inf, np.nan, 3.4e38, -1e-45, 1e-40, 0.0)
@@ -45,18 +49,57 @@ def test_parts_hold_the_number(part_count: int) -> None:
     assert np.array_equal(rows[..., 2:7], parts[:, :3], equal_nan=True) and not rows[..., [0, 1, 7, 8]].any()
 
 
+@needs_triton
+def test_stacked_parts_multiply_what_is_not_finite_once() -> None:
+    """Sums of products of the stacks: middle x high, high x middle, high x high; 0 x Inf must not come in."""
+    from convgrad.backends.triton.part_copies import split_step
+
+    rng = np.random.default_rng(3)
+    values = [rng.standard_normal((3, 8, 5)).astype(np.float32) for _ in range(2)]
+    values[0][0, 1, 2], values[1][1, 4, 3] = np.inf, np.nan
+    values[1][0, 1, 2] = 2.0  # whose middle part is zero
+    stacks = []
+    for value, name in zip(values, ("first", "second")):
+        stored = torch.empty(3 * 3 * 5 * 8, dtype=torch.bfloat16, device=DEVICE)
+        split_step(2, 3, (1, 1, 5), stack=name)(torch.from_numpy(value).to(DEVICE), stored)
+        stacks.append(stored.float().cpu().numpy().astype(np.float64).reshape(3, 3, 5, 8).transpose(0, 1, 3, 2))
+    got = (stacks[0] * stacks[1]).sum(0)
+    expected = values[0].astype(np.float64) * values[1]
+    assert np.array_equal(np.isnan(got), np.isnan(expected)) and got[0, 1, 2] == np.inf
+    finite = np.isfinite(expected)
+    assert (np.abs(got - expected)[finite] <= np.abs(expected[finite]) * 2.0**-15).all()
+
+
 @needs_gpu
-@pytest.mark.parametrize("question", ["input_grad", "weight_grad"])
+@pytest.mark.parametrize("max_workspace", [None, 3 * 2**20])
+@pytest.mark.parametrize("text", STACKED)
+def test_stacked_parts_keep_the_contract(text: str, max_workspace: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few channels and small groups, as three times as many 16-bit images; at once and in pieces."""
+    from convgrad.backends.triton import plans, stacked_plans
+
+    monkeypatch.setattr(stacked_plans, "pointer_seconds", lambda geo: 1.0)
+    given = plans.make_plan
+    monkeypatch.setattr(plans, "make_plan", lambda problem, limit, *choice: given(problem, max_workspace, *choice))
+    clear_plan_cache()
+    try:
+        problem = f"weight_grad f32 {text}"
+        assert plans.make_plan(Problem.parse(f"{problem} cuda"), None).kernel.startswith("stacked_")
+        check_exact(problem, "triton")
+        check_bound(problem, "triton", positive=True)
+        check_nonfinite(problem, "triton")
+    finally:
+        clear_plan_cache()
+
+
+@needs_gpu
 @pytest.mark.parametrize("text", GEOMETRIES)
 @pytest.mark.parametrize("few_products", [False, True])
-def test_sums_of_products_of_parts(text: str, question: str, few_products: bool,
-                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    from convgrad.backends.triton import part_gather, part_plans
+def test_sums_of_products_of_parts(text: str, few_products: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from convgrad.backends.triton import part_plans
     from convgrad.backends.triton.plans import make_plan
 
-    for module in (part_plans, part_gather):
-        monkeypatch.setattr(module, "POINTER_FLOPS", 1.0)  # so that small problems take this way
-    problem = Problem.parse(f"{question} f32 {text} cuda")
+    monkeypatch.setattr(part_plans, "POINTER_FLOPS", 1.0)  # so that small problems take this way
+    problem = Problem.parse(f"weight_grad f32 {text} cuda")
     if few_products:  # allowed for long sums only; these numbers have 16 bits, so that nothing is left out
         monkeypatch.setattr(part_plans, "LEFT_OUT", -1000)
     plan = make_plan(problem, None)
@@ -74,17 +117,15 @@ def test_sums_of_products_of_parts(text: str, question: str, few_products: bool,
 
 
 @needs_gpu
-@pytest.mark.parametrize("question", ["input_grad", "weight_grad"])
 @pytest.mark.parametrize("text", GEOMETRIES[:4])
-def test_parts_keep_the_contract(text: str, question: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from convgrad.backends.triton import part_gather, part_plans
+def test_parts_keep_the_contract(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from convgrad.backends.triton import part_plans
 
-    for module in (part_plans, part_gather):
-        monkeypatch.setattr(module, "POINTER_FLOPS", 1.0)
+    monkeypatch.setattr(part_plans, "POINTER_FLOPS", 1.0)
     clear_plan_cache()
     try:
-        check_bound(f"{question} f32 {text}", "triton")
-        check_nonfinite(f"{question} f32 {text}", "triton")
+        check_bound(f"weight_grad f32 {text}", "triton")
+        check_nonfinite(f"weight_grad f32 {text}", "triton")
     finally:
         clear_plan_cache()
 

@@ -305,3 +305,18 @@ def test_turned_tiles_are_for_results_with_neighbouring_output_channels(monkeypa
         problem = Problem.parse(f"weight_grad bf16 n80 c2048 k4096 i50 w1 TBC {layout} cuda")
         found = line_plans.for_problem(problem, geometry(problem.conv), None, None)
         assert found is not None and found.tile.splits == 1 and found.tile.turned == turned
+
+
+@needs_interpreter
+@pytest.mark.parametrize("text", ["f32 n2 c4 k40 i6 w3 p1 NLC OLI", "f32 n2 c40 k4 i5x4 w2x2 p1x0",
+                                  "bf16 n1 c8 k8 i3x4 w3x1 p1x0 g4"])
+def test_tiles_with_a_nan_pixel_by_pixel(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU; elsewhere the interpreter takes many pixels at once."""
+    from convgrad.backends.triton import plans
+
+    monkeypatch.setattr(plans, "BY_PIXEL", True)
+    clear_plan_cache()
+    try:
+        assert check_nonfinite(f"weight_grad {text}", "triton")
+    finally:
+        clear_plan_cache()

@@ -20,11 +20,13 @@ from .geometry import Geometry, Three, strides_of
 from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import STORED_8BIT, TORCH_DTYPES, rounding
 from .padded import PAD_ELEMENTS, pad_kernel, space_kernel, turn_kernel
-from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR, Box
+from .part_copies import PART_BYTES, split_step
+from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR, Box, workspace_limit
 from .tuning import Choice, fields_of
 
 ONES: Three = (1, 1, 1)
 UNSCALED = (None, None, None)
+WEIGHT_PIECES = 3  # of a float32 number, as products take it
 SHORTEST_RUN = 32  # seen on an H200: lines of 32 and more were faster than a copy of the result, of 14 much slower
 
 
@@ -61,6 +63,8 @@ def copies_for(problem: Problem, geo: Geometry) -> Copies:
     other = not (rows_of_inputs or turned_weight(problem, geo))
     # taps that do not begin at multiples of 16 bytes, where a copy begins at a tap
     ragged = channels_in % 8 and (channels_in * geo.taps % 8 or not box_plans.is_patch(problem, geo))
+    if problem.dtype == "float32":
+        return Copies(0, PART_BYTES * WEIGHT_PIECES * rows * channels_in)
     if wide := spaced(problem, geo):
         return Copies(0, 2 * geo.groups * geo.taps * (wide * channels_in if is_input else geo.group_out * wide))
     if narrow_products(problem, geo):
@@ -70,20 +74,28 @@ def copies_for(problem: Problem, geo: Geometry) -> Copies:
                   2 * rows * up8(channels_in) if ragged or other or decoded else 0)
 
 
+def limit_of(problem: Problem, geo: Geometry, max_workspace: int | None) -> int:
+    """Bytes of workspace: parts of float32 weights always fit, but for what the caller allows."""
+    if problem.dtype == "float32":
+        return workspace_limit(geo, max_workspace)
+    return WORKSPACE_FLOOR if max_workspace is None else min(WORKSPACE_FLOOR, max_workspace)
+
+
 def fits(problem: Problem, geo: Geometry, max_workspace: int | None = None) -> bool:
-    """Whether these kernels can do a problem: 16-bit or FP8 channels last, enough of them, and small copies if any."""
-    whole = problem.dtype in ("bfloat16", "float16") and rounding(problem) == ""
+    """Whether these kernels can do a problem: 16 bits, FP8 or float32, channels last, small copies."""
+    whole = problem.dtype in ("bfloat16", "float16", "float32") and rounding(problem) == ""
     red = geo.group_out if problem.wrt == "input" else geo.group_in
     if (INTERPRETED or not KNOWN_TRITON or not (whole or (rounding(problem) == "exact_f16" and red % 16 == 0))
             or problem.out_dtype == "float64" or not problem.layout.endswith("C") or min(geo.pad) < 0
             or (problem.wrt == "output" and max(geo.stride) > 8)):  # as far apart as a copy takes elements
         return False
-    limit = WORKSPACE_FLOOR if max_workspace is None else min(WORKSPACE_FLOOR, max_workspace)
-    copies = copies_for(problem, geo)
-    if copies.bytes > limit or (copies.bytes and box_plans.is_patch(problem, geo)):
+    copies, patch = copies_for(problem, geo), box_plans.is_patch(problem, geo)
+    if copies.bytes > limit_of(problem, geo, max_workspace) or (copies.bytes and patch and problem.dtype != "float32"):
         return False
-    if box_plans.is_patch(problem, geo):
+    if patch:
         return True
+    if problem.dtype == "float32" and (red % 8 or geo.group_in % 8):
+        return False
     fewest = min(geo.group_in, geo.group_out)
     return fewest >= 16 if geo.groups == 1 else fewest >= 32 and geo.group_in % 8 == 0 and geo.group_out % 8 == 0
 
@@ -180,6 +192,11 @@ class BoxLines:
             copy = memory.view(weight.dtype).view(shape).permute(0, -1, *range(1, weight.dim() - 1))
             self.space(weight, copy)
             return copy
+        if self.problem.dtype == "float32":
+            outs, ins, *kernel = weight.shape
+            parts = memory.view(TORCH_DTYPES["bfloat16"]).view(WEIGHT_PIECES * outs, *kernel, ins)
+            split_step(WEIGHT_PIECES, outs, self.geo.kernel)(weight, parts)
+            return parts.permute(0, -1, *range(1, weight.dim() - 1))
         if narrow_products(self.problem, self.geo):
             return turned(weight, memory) if is_input else padded(weight, memory, weight.dtype)
         if self.problem.dtype in STORED_8BIT:
@@ -238,7 +255,7 @@ def for_problem(problem: Problem, geo: Geometry, choice: Choice | None, max_work
         return None
     if not fits(problem, geo, max_workspace):
         return None
-    limit = WORKSPACE_FLOOR if max_workspace is None else min(WORKSPACE_FLOOR, max_workspace)
+    limit = limit_of(problem, geo, max_workspace)
     left = limit - copies_for(problem, geo).bytes
     tile = choose(problem, geo, left, to_columns) if choice is None else BoxLineTile(**fields_of(choice))
     if tile is None:
@@ -278,7 +295,7 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile, joined: int = 
     copied[1 + tile.axis] += (tile.NT - 1) * geo.dilation[tile.axis]
     units, line_units = units_of(work, tile.BM, tile.box, tile.axis, tile.NT)
     chunk = min(tile.BN, 128 // work.out_bytes)
-    lies_turned = turned_weight(problem, geo)
+    lies_turned = turned_weight(problem, geo) and not copies.weight
     weight_block = (tile.BN, tile.CB) if is_input == lies_turned or work.narrow else (tile.CB, tile.BN)
     halves = tile.warps // 4
     beside = half_box(tile.box, tile.BM // halves)
@@ -309,7 +326,7 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile, joined: int = 
         scalars = (items, tile.whole, geo.batch, *(geo.y if is_input else geo.x), *to_extents, *boxes, turn, sn, *s,
                    *strides_of(weight), rn, *r, rc)
         more = {"RALIGN": ralign, "RED": red, "WEIGHT_RED": weight_red, "WEIGHT_COL": weight_col,
-                "TURNED": lies_turned, "JOINED": joined, "NT": tile.NT,
+                "TURNED": lies_turned, "PIECE_ROWS": geo.groups * geo.group_out, "JOINED": joined, "NT": tile.NT,
                 "AXIS": tile.axis if tile.NT > 1 else -1, "UNITS": units, "LINE_UNITS": line_units,
                 "SOURCE_BYTES": math.prod(copied) * tile.CB * work.source_bytes, "CB": tile.CB, "SS": tile.source_slots,
                 "WS": tile.weight_slots, "OS": tile.out_slots, "CHUNK": chunk,

@@ -19,6 +19,10 @@ LOST_BYTES = 1024 + 512  # of a program: kept by the driver, and for barriers an
 # (positions, columns, warps, programs that share a multiprocessor)
 SHAPES = ((128, 256, 8, 1), (256, 128, 8, 1), (128, 128, 8, 1), (128, 128, 4, 2), (64, 256, 4, 2), (256, 64, 8, 1),
           (256, 64, 4, 2), (128, 64, 4, 2), (64, 128, 4, 2), (64, 64, 4, 3), (256, 32, 4, 2), (128, 32, 4, 3))
+# Those of float32: sums of a step beside the others', and rows in three parts, leave registers for 64 sums a thread.
+SPLIT_SHAPES = ((128, 128, 8, 1), (128, 64, 8, 1), (128, 32, 8, 1), (64, 128, 4, 1), (64, 64, 4, 1))
+DEPTHS = {1: (64, 32), 2: (64, 32, 16), 4: (32, 16)}  # channels of a step, by bytes of an element
+SPLIT_PRODUCTS = 6  # of parts of float32 numbers
 # What the cost model counts with, for one multiprocessor: operations and bytes a second, and seconds.
 PRODUCTS = 890e12 / MULTIPROCESSORS  # of tiles with 64 columns and more; fewer take the same time
 NARROW = 1.6  # how much faster products of FP8 numbers are
@@ -26,6 +30,8 @@ NARROW = 1.6  # how much faster products of FP8 numbers are
 # added in float32, FP8 numbers that are decoded (which takes some time for each row beside it).
 NARROW_SECONDS = 0.27e-6
 DECODED_SECONDS = 0.15e-6
+SPLIT_SECONDS = 0.2e-6  # of float32 numbers
+SPLIT_NARROW = 1.3  # how much longer their products take with at most 64 columns
 DECODED_ROW_SECONDS = 0.2e-9
 CACHE_RATE = 90e9
 STEP_SECONDS = 0.01e-6
@@ -136,7 +142,7 @@ def best_tiles(problem: Problem, geo: Geometry, count: int) -> list[BoxLineTile]
 
 def all_tiles(work: Work, max_workspace: int | None) -> Iterator[BoxLineTile]:
     widest = max(32, 1 << (work.columns - 1).bit_length())
-    for rows, columns, warps, together in SHAPES:
+    for rows, columns, warps, together in SPLIT_SHAPES if work.source_bytes == 4 else SHAPES:
         decoded = work.source_bytes == 1 and not work.narrow
         if columns > widest or (decoded and columns == 256 and together > 1):  # sums and operand: too many registers
             continue
@@ -147,7 +153,7 @@ def all_tiles(work: Work, max_workspace: int | None) -> Iterator[BoxLineTile]:
             box = box_for(work, rows, axis, taps)
             if box is None:
                 continue
-            for depth in (128, 64, 32) if work.narrow else (64, 32, 16) if work.source_bytes == 2 else (64, 32):
+            for depth in (128, 64, 32) if work.narrow else DEPTHS[work.source_bytes]:
                 for shared in {1, together}:
                     yield from tiles_with(work, (rows, columns, warps, shared), max(axis, 0), taps, box, depth,
                                           max_workspace)
@@ -215,7 +221,8 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
     if copied == 0 or mixed or (depth > 16 and work.red <= depth // 2):
         return
     units, _ = units_of(work, rows, box, axis, taps)
-    source_bytes, weight_bytes = units * 8 * depth * work.source_bytes, columns * depth * (1 if work.narrow else 2)
+    source_bytes = units * 8 * depth * work.source_bytes
+    weight_bytes = columns * depth * (1 if work.narrow else 6 if work.source_bytes == 4 else 2)
     chunk = min(columns, 128 // work.out_bytes)
     room = SHARED_BYTES // together - LOST_BYTES
     source_slots = weight_slots = out_slots = 0
@@ -235,8 +242,12 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
         products += 0 if work.narrow else DECODED_ROW_SECONDS * rows
         waited = NARROW_SECONDS if work.narrow else DECODED_SECONDS
         products = max(products, (waited + products / (warps // 4)) / together)
+    elif work.source_bytes == 4:
+        products *= SPLIT_PRODUCTS * (SPLIT_NARROW if columns <= 64 else 1.0)
+        products = max(products, SPLIT_SECONDS + products / (warps // 4))
     filled = copied * depth * work.source_bytes / taps + weight_bytes
-    copies = copied / taps + (depth * -(-columns // 64) if work.is_input and not work.narrow else columns)
+    copies = copied / taps + (depth * -(-columns // 64) if work.is_input and not work.narrow else columns) * (
+        3 if work.source_bytes == 4 else 1)
     step = max(products, filled / CACHE_RATE, copies * ROW_SECONDS) + DISTURBANCE * filled + STEP_SECONDS
     depth_steps = -(-work.red // depth)
     phases = work.phases

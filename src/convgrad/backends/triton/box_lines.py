@@ -24,6 +24,7 @@ from .box_masked import masked_tile
 from .box_places import any_nan, next_slot, result_columns, result_rows, rows_of_tap, slot_of, source_of, work_of
 from .fp8_products import add_narrow, decoded, halves
 from .line_places import wrapped
+from .part_products import begin_products, end_products, split_rows
 from .stored import as_stored
 
 
@@ -59,9 +60,10 @@ def copy_source(source_box, slots, full, empty, items, whole, counts, source_ext
 @gluon.jit
 def copy_weight(weight_box, slots, full, empty, items, whole, counts, source_extents, GEOMETRY: gl.constexpr,
                 SHAPE: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr,
-                WEIGHT_RED: gl.constexpr, WEIGHT_COL: gl.constexpr, TURNED: gl.constexpr, CB: gl.constexpr,
-                PARTS: gl.constexpr, SLOTS: gl.constexpr, BYTES: gl.constexpr):
-    """The warp that copies boxes of the weight: one for every tap and step of channels."""
+                WEIGHT_RED: gl.constexpr, WEIGHT_COL: gl.constexpr, TURNED: gl.constexpr, PIECES: gl.constexpr,
+                PIECE_ROWS: gl.constexpr, CB: gl.constexpr, PARTS: gl.constexpr, SLOTS: gl.constexpr,
+                BYTES: gl.constexpr):
+    """The warp that copies boxes of the weight: one for every tap and step of channels, of a weight in PIECES each."""
     K, T, D, _P, G, INPUT = GEOMETRY
     DEPTH_STEPS: gl.constexpr = (RED + CB - 1) // CB
     slot = items * 0
@@ -80,17 +82,20 @@ def copy_weight(weight_box, slots, full, empty, items, whole, counts, source_ext
                 tap = (tap0 * K[1] + tap1) * K[2] + tap2
                 mbarrier.wait(empty.index(slot), round ^ 1)
                 mbarrier.expect(full.index(slot), BYTES)
-                if TURNED:
-                    at_input = tap * WEIGHT_COL + column if INPUT else tap * RED + c
-                    at_output = group * RED + c if INPUT else group * COL + column
-                    tma.async_copy_global_to_shared(weight_box, [at_input, at_output], full.index(slot),
-                                                    slots.index(slot))
-                elif INPUT and not weight_box.dtype.is_fp8():
-                    tma.async_copy_global_to_shared(weight_box, [group * WEIGHT_RED + c, tap * WEIGHT_COL + column],
-                                                    full.index(slot), slots.index(slot))
-                else:
-                    tma.async_copy_global_to_shared(weight_box, [group * COL + column, tap * WEIGHT_RED + c],
-                                                    full.index(slot), slots.index(slot))
+                for piece in gl.static_range(PIECES):
+                    box = slots.index(slot * PIECES + piece)
+                    first = piece * PIECE_ROWS
+                    if TURNED:
+                        at_input = tap * WEIGHT_COL + column if INPUT else tap * RED + c
+                        at_output = group * RED + c if INPUT else group * COL + column
+                        tma.async_copy_global_to_shared(weight_box, [at_input, at_output], full.index(slot), box)
+                    elif INPUT and not weight_box.dtype.is_fp8():
+                        tma.async_copy_global_to_shared(
+                            weight_box, [first + group * WEIGHT_RED + c, tap * WEIGHT_COL + column], full.index(slot),
+                            box)
+                    else:
+                        tma.async_copy_global_to_shared(
+                            weight_box, [first + group * COL + column, tap * WEIGHT_RED + c], full.index(slot), box)
                 slot, carry = wrapped(slot, 1, SLOTS)
                 round ^= carry
             m0, m1, m2, depth = next_slot(m0, m1, m2, depth, outer, DEPTH_STEPS)
@@ -157,6 +162,15 @@ def store_tile(acc, out_slots, result_box, pointers, place, extents, result_step
 
 
 @gluon.jit
+def as_operand(rows, layout: gl.constexpr):
+    """Rows from shared memory in registers as products take them: FP8 as 16-bit numbers, float32 in three parts."""
+    if rows.dtype == gl.float32:
+        return split_rows(rows, layout)
+    else:
+        return decoded(rows, layout)
+
+
+@gluon.jit
 def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slots, out_slots, barriers, result_box,
               pointers, items, whole, counts, extents, source_extents, source_steps, weight_steps, result_steps,
               GEOMETRY: gl.constexpr, SHAPE: gl.constexpr, STRIDE: gl.constexpr, ROWS: gl.constexpr,
@@ -173,7 +187,11 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1],
                                                      [16, BN, 256 // weight_slots.dtype.primitive_bitwidth])
     NARROW: gl.constexpr = weight_slots.dtype.is_fp8()  # products of FP8 numbers, whose sums keep few bits
-    DECODE: gl.constexpr = source_slots.dtype != weight_slots.dtype  # FP8 numbers become 16-bit ones on their way
+    DECODE: gl.constexpr = source_slots.dtype != weight_slots.dtype  # numbers become 16-bit ones on their way
+    PIECES: gl.constexpr = 3 if source_slots.dtype == gl.float32 else 1  # float32 numbers three of them
+    # How many taps have sums of their own before these are added in float32: tensor cores cut off what does not fit
+    # beside a large sum. Their rows, in parts, and those of the next one must fit into registers.
+    TOGETHER: gl.constexpr = NT if BN <= 64 and NT <= 3 else 1
     UNROLLED: gl.constexpr = 1 if NARROW else NT  # two tiles of sums leave no registers for more
     PLACE: gl.constexpr = (UNITS, LINE_UNITS, HALF, HM, CB, NT - 1 if INPUT else 0)
     source_slot = items * 0
@@ -190,7 +208,7 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
         weight_before = weight_slot + 0
         if DECODE:
             mbarrier.wait(source_full.index(source_slot), source_round, pred=end > begin)
-            left = decoded(rows_of_tap(source_slots, source_slot, 0, PLACE), layout)
+            left = as_operand(rows_of_tap(source_slots, source_slot, 0, PLACE), layout)
         for step in range(begin, end):
             mbarrier.wait(source_full.index(source_slot), source_round)
             for t_loop in range(NT // UNROLLED):
@@ -199,24 +217,46 @@ def sum_tiles(HALF: gl.constexpr, HALVES: gl.constexpr, source_slots, weight_slo
                     if NT > 1:  # otherwise one barrier stands for a slot of both
                         mbarrier.wait(weight_full.index(weight_slot), weight_round)
                     a = rows_of_tap(source_slots, source_slot, t, PLACE)
-                    b = weight_slots.index(weight_slot)
+                    b = weight_slots.index(weight_slot * PIECES)
                     if INPUT == TURNED and not NARROW:
                         b = b.permute([1, 0])
                     if NARROW:
                         acc = add_narrow(acc, a, b, layout)
                     elif DECODE:  # the next rows are decoded while the products of these run
-                        acc = warpgroup_mma(left, b, acc, is_async=True)
+                        if PIECES == 3:
+                            middle = weight_slots.index(weight_slot * PIECES + 1)
+                            low = weight_slots.index(weight_slot * PIECES + 2)
+                            if INPUT == TURNED:
+                                middle = middle.permute([1, 0])
+                                low = low.permute([1, 0])
+                            if t_static % TOGETHER == 0:
+                                held = left
+                                sums = gl.full([HM, BN], 0.0, gl.float32, layout)
+                            else:
+                                held = held + left
+                            sums = begin_products(sums, left, b, middle, low, t_static % TOGETHER == 0)
+                        else:
+                            acc = warpgroup_mma(left, b, acc, is_async=True)
                         if t_static + 1 < NT:
-                            left = decoded(rows_of_tap(source_slots, source_slot, t_static + 1, PLACE), layout)
+                            left = as_operand(rows_of_tap(source_slots, source_slot, t_static + 1, PLACE), layout)
                         else:  # after the last step the same rows once more
                             ahead, carry = wrapped(source_slot, (step + 1 < end).to(gl.int32), SS)
                             mbarrier.wait(source_full.index(ahead), source_round ^ carry)
-                            left = decoded(rows_of_tap(source_slots, ahead, 0, PLACE), layout)
-                        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+                            left = as_operand(rows_of_tap(source_slots, ahead, 0, PLACE), layout)
+                        if PIECES == 1:
+                            acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+                        elif t_static % TOGETHER == TOGETHER - 1:
+                            sums, left = end_products(sums, held, left)
+                            acc += sums
                     else:
                         acc = warpgroup_mma(a, b, acc, is_async=True)
                         acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
-                    if NARROW or DECODE:
+                    if PIECES == 3 and TOGETHER > 1:
+                        if t_static == TOGETHER - 1:
+                            for back in gl.static_range(TOGETHER):
+                                used = weight_slot - back
+                                mbarrier.arrive(weight_empty.index(gl.where(used < 0, used + WS, used)))
+                    elif NARROW or DECODE:
                         if NT > 1:
                             mbarrier.arrive(weight_empty.index(weight_slot))
                     else:  # the products before these are finished: their slots are free
@@ -270,7 +310,7 @@ def box_lines_kernel(
         P0: gl.constexpr, P1: gl.constexpr, P2: gl.constexpr,
         G0: gl.constexpr, G1: gl.constexpr, G2: gl.constexpr,
         RED: gl.constexpr, COL: gl.constexpr, WEIGHT_RED: gl.constexpr, WEIGHT_COL: gl.constexpr,
-        TURNED: gl.constexpr, JOINED: gl.constexpr, INPUT: gl.constexpr, PATCH: gl.constexpr,
+        TURNED: gl.constexpr, PIECE_ROWS: gl.constexpr, JOINED: gl.constexpr, INPUT: gl.constexpr, PATCH: gl.constexpr,
         PN: gl.constexpr, B0: gl.constexpr, B1: gl.constexpr, B2: gl.constexpr,
         AXIS: gl.constexpr, NT: gl.constexpr, PARTS: gl.constexpr, UNITS: gl.constexpr, LINE_UNITS: gl.constexpr,
         SOURCE_BYTES: gl.constexpr, HN: gl.constexpr, H0: gl.constexpr, H1: gl.constexpr, H2: gl.constexpr,
@@ -284,6 +324,7 @@ def box_lines_kernel(
     PATCH: windows lie side by side. Columns are all (tap, channel) pairs, and there is one slot, whatever the stride.
     FP8 numbers of the source meet a copy of the weight (`weight_box`): 16-bit numbers, or, for products in FP8, rows of
     the channels summed over; `weight` is as it was given.
+    Of float32 the weight is a copy in three parts, PIECE_ROWS rows each (see parts.py).
     JOINED: how many groups' weights are the diagonal of the weight.
     Tiles from `whole` on are summed in PARTS parts, which go to `parts` and are added by `add_box_parts_kernel`.
     `first`, `second` and `own` are the scales of a scaled problem (see stored.py), None otherwise.
@@ -302,11 +343,12 @@ def box_lines_kernel(
     out_layout: gl.constexpr = gl.NVMMASharedLayout(CHUNK * out_type.primitive_bitwidth // 8,
                                                     out_type.primitive_bitwidth, rank=2)
     source_slots = gl.allocate_shared_memory(dtype, [SS * UNITS, 8, CB], source_layout)
-    WEIGHT_BYTES: gl.constexpr = CB * BN * weight_box.dtype.primitive_bitwidth // 8
+    PIECES: gl.constexpr = 3 if dtype == gl.float32 else 1
+    WEIGHT_BYTES: gl.constexpr = PIECES * CB * BN * weight_box.dtype.primitive_bitwidth // 8
     if INPUT == TURNED or weight_box.dtype.is_fp8():
-        weight_slots = gl.allocate_shared_memory(weight_box.dtype, [WS, BN, CB], weight_box.layout)
+        weight_slots = gl.allocate_shared_memory(weight_box.dtype, [WS * PIECES, BN, CB], weight_box.layout)
     else:
-        weight_slots = gl.allocate_shared_memory(weight_box.dtype, [WS, CB, BN], weight_box.layout)
+        weight_slots = gl.allocate_shared_memory(weight_box.dtype, [WS * PIECES, CB, BN], weight_box.layout)
     out_slots = gl.allocate_shared_memory(out_type, [HALVES * OS, BM // HALVES, CHUNK], out_layout)
     source_full = gl.allocate_shared_memory(gl.int64, [SS, 1], mbarrier.MBarrierLayout())
     source_empty = gl.allocate_shared_memory(gl.int64, [SS, 1], mbarrier.MBarrierLayout())
@@ -350,8 +392,8 @@ def box_lines_kernel(
              (copy_source, (source_box, source_slots, source_full, source_empty, items, whole, counts, source_extents,
                             GEOMETRY, SHAPE, AXIS, NT, RED, CB, PARTS, UNITS, SS, SOURCE_BYTES)),
              (copy_weight, (weight_box, weight_slots, weight_full, weight_empty, items, whole, counts, source_extents,
-                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_RED, WEIGHT_COL, TURNED, CB, PARTS, WS,
-                            WEIGHT_BYTES))],
+                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_RED, WEIGHT_COL, TURNED, PIECES, PIECE_ROWS,
+                            CB, PARTS, WS, WEIGHT_BYTES))],
             [4, 1, 1], [240, 24, 24])
     else:
         gl.warp_specialize(
@@ -362,6 +404,6 @@ def box_lines_kernel(
              (copy_source, (source_box, source_slots, source_full, source_empty, items, whole, counts, source_extents,
                             GEOMETRY, SHAPE, AXIS, NT, RED, CB, PARTS, UNITS, SS, SOURCE_BYTES)),
              (copy_weight, (weight_box, weight_slots, weight_full, weight_empty, items, whole, counts, source_extents,
-                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_RED, WEIGHT_COL, TURNED, CB, PARTS, WS,
-                            WEIGHT_BYTES))],
+                            GEOMETRY, SHAPE, AXIS, NT, RED, COL, WEIGHT_RED, WEIGHT_COL, TURNED, PIECES, PIECE_ROWS,
+                            CB, PARTS, WS, WEIGHT_BYTES))],
             [1, 1], [24, 24])

@@ -35,6 +35,26 @@ def masked_products(source, at_tap, row, there, first, columns, there_column, gr
 
 
 @gluon.jit
+def masked_floats(source, at_tap, row, there, first, columns, there_column, group, w_o, w_i, layout: gl.constexpr,
+                  INPUT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr, CB: gl.constexpr):
+    """The same of float32 numbers: products of parts of Inf would be NaN."""
+    row = gl.convert_layout(row, gl.SliceLayout(1, layout))
+    there = gl.convert_layout(there, gl.SliceLayout(1, layout))
+    columns = gl.convert_layout(columns, gl.SliceLayout(0, layout))
+    there_column = gl.convert_layout(there_column, gl.SliceLayout(0, layout))
+    part = gl.full([row.shape[0], columns.shape[0]], 0.0, gl.float32, layout)
+    for c in range(first, gl.minimum(first + CB, RED)):
+        a = gl.load(source + row + group * RED + c, mask=there, other=0.0)
+        if INPUT:
+            place_b = (group * RED + c).to(gl.int64) * w_o + columns * w_i
+        else:
+            place_b = c * w_i + (group * COL + columns).to(gl.int64) * w_o
+        b = gl.load(at_tap + place_b, mask=there_column, other=0.0)
+        part += a[:, None] * b[None, :]
+    return part
+
+
+@gluon.jit
 def masked_sums(pointers, first_row, first_column, work, batch, source_extents, source_steps, weight_steps,
                 layout: gl.constexpr, GEOMETRY: gl.constexpr, BOX: gl.constexpr, ROWS: gl.constexpr,
                 COLUMNS: gl.constexpr, AXIS: gl.constexpr, NT: gl.constexpr, RED: gl.constexpr, COL: gl.constexpr,
@@ -66,8 +86,12 @@ def masked_sums(pointers, first_row, first_column, work, batch, source_extents, 
         there = ((index < ROWS) & (n < batch) & (i0 >= 0) & (i0 < S0) & (i1 >= 0) & (i1 < S1) & (i2 >= 0) & (i2 < S2))
         row = n.to(gl.int64) * s_n + i0.to(gl.int64) * s_0 + i1.to(gl.int64) * s_1 + i2.to(gl.int64) * s_2
         at_tap = weight + (tap0.to(gl.int64) * w_0 + tap1.to(gl.int64) * w_1 + tap2.to(gl.int64) * w_2)
-        part = masked_products(source, at_tap, row, there, depth * CB, columns, columns < COLUMNS, group, joined, w_o,
-                               w_i, layout, INPUT, RED, COL, JOINED, CB)
+        if source.dtype.element_ty == gl.float32:
+            part = masked_floats(source, at_tap, row, there, depth * CB, columns, columns < COLUMNS, group, w_o, w_i,
+                                 layout, INPUT, RED, COL, CB)
+        else:
+            part = masked_products(source, at_tap, row, there, depth * CB, columns, columns < COLUMNS, group, joined,
+                                   w_o, w_i, layout, INPUT, RED, COL, JOINED, CB)
         valid = gl.convert_layout(there, gl.SliceLayout(1, layout))
         mine = (summed * JOINED // COL == joined) | (JOINED == 1)
         total += gl.where(valid[:, None] & mine[None, :], part, 0.0)

@@ -158,10 +158,9 @@ def box_gather(problem: Problem, geo: Geometry, tile: BoxTile) -> Step:
         pn, b0, b1, b2 = tile.box
         constants = {"RALIGN": ralign, **geo.constants(), **geo.phase_constants("GV"), "RED": red, "COL": col,
                      "CHANNELS": red * geo.groups, "INPUT": is_input, "PATCH": patch,
-                     "WIDE": needs_wide(source, weight, result), "PRODUCTS": 1, "ROWS": 0, "PN": pn, "B0": b0, "B1": b1,
-                     "B2": b2, "BN": tile.BN, "CB": tile.CB}
-        scalars = (geo.batch, *from_extents, *to_extents, geo.batch, 0, 0, 0, *boxes, *strides_of(source),
-                   *strides_of(weight), rn, rc, *r)
+                     "WIDE": needs_wide(source, weight, result), "PN": pn, "B0": b0, "B1": b1, "B2": b2, "BN": tile.BN,
+                     "CB": tile.CB}
+        scalars = (geo.batch, *from_extents, *to_extents, *boxes, *strides_of(source), *strides_of(weight), rn, rc, *r)
         return Launch((tiles,), scalars, constants, tile.warps, tile.stages, leading)
 
     return Step(box_gather_kernel, launch)

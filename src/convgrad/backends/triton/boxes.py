@@ -16,7 +16,7 @@ from .gather import FEW, exact_rows, phase_of_axis, result_rows
 @triton.jit
 def box_gather_kernel(
         source_box, weight_box, source, weight, result,
-        N, S0, S1, S2, R0, R1, R2, padded, lift0, lift1, lift2, boxes_n, boxes_0, boxes_1, boxes_2,
+        N, S0, S1, S2, R0, R1, R2, boxes_n, boxes_0, boxes_1, boxes_2,
         s_n, s_c, s_0, s_1, s_2, w_o, w_i, w_0, w_1, w_2, rn, rc, r0, r1, r2,
         RALIGN: tl.constexpr,
         K0: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr,
@@ -26,15 +26,13 @@ def box_gather_kernel(
         G0: tl.constexpr, G1: tl.constexpr, G2: tl.constexpr,
         V0: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr,
         RED: tl.constexpr, COL: tl.constexpr, CHANNELS: tl.constexpr, INPUT: tl.constexpr, PATCH: tl.constexpr,
-        WIDE: tl.constexpr, PRODUCTS: tl.constexpr, ROWS: tl.constexpr,
-        PN: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr, BN: tl.constexpr, CB: tl.constexpr):
+        WIDE: tl.constexpr, PN: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr, BN: tl.constexpr,
+        CB: tl.constexpr):
     """The output, or the input gradient by phases.
 
     For the output at a stride, the box has extent 1 on strided axes but the last, and source_box shows the last axis
     with `stride` neighbours folded into its channels.
     PATCH: windows that do not overlap; columns are all (tap, channel) pairs, and every position is read once.
-    PRODUCTS: of operands in several parts (see part_gather.py), stored one part after the other, `padded` images and
-    ROWS rows of the weight each; the parts begin at position (lift0, lift1, lift2) of the source.
     """
     r_n, r_c, r_0, r_1, r_2 = rn * RALIGN, rc, r0 * RALIGN, r1 * RALIGN, r2 * RALIGN
     BM: tl.constexpr = PN * B0 * B1 * B2
@@ -84,28 +82,20 @@ def box_gather_kernel(
     # H200 (tiles of 256 channels). The code Triton 3.6 made then took the reshaped box through registers and loaded the
     # next one with products in flight, the suspected cause. A second operand always stays in shared memory.
     acc = tl.zeros([BN, BM], dtype=tl.float32)
-    for step in range(0, PRODUCTS * slots * SUM_TILES):
+    row = group * (RED if INPUT else COL)
+    for step in range(0, slots * SUM_TILES):
         c = (step % SUM_TILES) * CB
         slot = step // SUM_TILES
-        image = start_n
-        row = group * (RED if INPUT else COL)
-        if PRODUCTS > 1:
-            product = PRODUCTS - 1 - slot // slots
-            slot = slot % slots
-            # parts (0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 0), the smallest first: tensor cores cut off what does
-            # not fit beside the sum so far
-            image += ((product == 2) | (product == 3)).to(tl.int32) * padded + (product == 5).to(tl.int32) * 2 * padded
-            row += ((product == 1) | (product == 3)).to(tl.int32) * ROWS + (product == 4).to(tl.int32) * 2 * ROWS
         m2 = slot % slots2
         m1 = (slot // slots2) % slots1
         m0 = slot // (slots2 * slots1)
         if INPUT:
-            a = source_box.load([image, start_0 + shift0 + m0 * MOVE0, start_1 + shift1 + m1 * MOVE1,
+            a = source_box.load([start_n, start_0 + shift0 + m0 * MOVE0, start_1 + shift1 + m1 * MOVE1,
                                  start_2 + shift2 + m2 * MOVE2, group * RED + c])
         else:
             reach = m2 * D2 - P2
             fold = ((reach % T2) + T2) % T2
-            a = source_box.load([image, start_0 * T0 + m0 * D0 - P0, start_1 * T1 + m1 * D1 - P1,
+            a = source_box.load([start_n, start_0 * T0 + m0 * D0 - P0, start_1 * T1 + m1 * D1 - P1,
                                  start_2 + (reach - fold) // T2, fold * CHANNELS + group * RED + c])
         a = tl.reshape(a, [BM, CB])
         if INPUT:
@@ -143,7 +133,7 @@ def box_gather_kernel(
                 weight_column = weight + wide(group * COL + channel, WIDE) * w_o
             exact_rows(source + wide(group * RED, WIDE) * s_c, weight_column, result + result_column, source, few_n,
                        few_0, few_1, few_2, channel * 0, column_there, ph0, ph1, ph2, first0, first1, first2, slots0,
-                       slots1, slots2, shift0 + lift0, shift1 + lift1, shift2 + lift2, N, S0, S1, S2, R0, R1, R2, s_n,
-                       s_c, s_0, s_1, s_2, w_o if INPUT else w_i, w_0, w_1, w_2, r_n, r_0, r_1, r_2, K0, K1, K2, T0,
-                       T1, T2, D0, D1, D2, P0, P1, P2, G0, G1, G2, 0, 0, 0, MOVE0, MOVE1, MOVE2, RED, INPUT,
-                       PATCH, WIDE, "", tl.float32, FEW, BN)
+                       slots1, slots2, shift0, shift1, shift2, N, S0, S1, S2, R0, R1, R2, s_n, s_c, s_0, s_1, s_2,
+                       w_o if INPUT else w_i, w_0, w_1, w_2, r_n, r_0, r_1, r_2, K0, K1, K2, T0, T1, T2, D0, D1, D2,
+                       P0, P1, P2, G0, G1, G2, 0, 0, 0, MOVE0, MOVE1, MOVE2, RED, INPUT, PATCH, WIDE, "", tl.float32,
+                       FEW, BN)

@@ -125,6 +125,7 @@ class Copied:
     copied: tuple[int, int, int]  # bytes for the copies of x, y and the weight
     slabs: int  # weight gradients of pieces
     direct: bool  # results go to their place at once
+    as_they_lie: bool = False  # the ways take the operands of a weight gradient so
 
     @property
     def is_input(self) -> bool:
@@ -218,7 +219,7 @@ class Copied:
         for number, piece in enumerate(self.pieces):
             parts, waiting = [piece.y_of(dy), piece.x_of(x)], []
             for place, at in enumerate((y_at, x_at)):
-                if not channels_last(parts[place]):
+                if not (self.as_they_lie or channels_last(parts[place])):
                     waiting.append((parts[place], like(parts[place], memory[at:])))
                     parts[place] = waiting[-1][1]
             copy_all(waiting)

@@ -15,20 +15,20 @@ import torch
 
 from ...numbers import sum_error_factor
 from ...problem import Problem
-from .geometry import Geometry, needs_wide, strides_of, three
-from .launch import INTERPRETED, Launch, Step, power_of_two
+from .geometry import Geometry, Three
+from .launch import INTERPRETED, Step
 from .line_plans import LAUNCH_SECONDS, MEMORY_BYTES, LineTile, choose_lines, line_weight
 from .numbers_on_device import rounding, scratch
-from .parts import split_kernel
+from .part_copies import PART_BYTES, split_step, with_axis
 from .tiles import workspace_limit
 
-PART_BYTES = 2
 # Products of parts, highest first: high*high, high*middle, middle*high (and middle*middle, high*low, low*high). The
 # first three leave out at most 2^-17 + 2^-18 of each product: 192 units of 2^-24, where the bound allows more.
 FEW_PRODUCTS, ALL_PRODUCTS = 3, 6
 LEFT_OUT = 192
 OTHER_ERRORS = 40  # units left for the sums themselves
-POINTER_FLOPS = 25e12  # of gather.py and weight.py with float32, a second (measured on an H200)
+POINTER_FLOPS = 25e12  # of weight.py with float32, a second (measured on an H200)
+FEW_CHANNELS = 3  # how much slower it is with few channels or groups
 
 
 def parts_fit(problem: Problem, geo: Geometry) -> bool:
@@ -52,31 +52,15 @@ def flops_of(geo: Geometry) -> float:
     return 2.0 * geo.groups * geo.group_out * geo.group_in * geo.taps * geo.pixels
 
 
+def pointer_seconds(geo: Geometry) -> float:
+    """Expected of the kernel that reads by pointers."""
+    narrow = geo.groups > 1 or min(geo.group_in, geo.group_out) < 16
+    return flops_of(geo) / POINTER_FLOPS * (FEW_CHANNELS if narrow else 1)
+
+
 def outer_axis(extents: tuple[int, int, int]) -> int:
     """The axis that is cut into rows: the first of many rows, for chunks share the rows at their border."""
     return max(range(3), key=lambda axis: (min(extents[axis], 64), -axis))
-
-
-def with_axis(extents: tuple[int, int, int], axis: int, value: int) -> tuple[int, int, int]:
-    """Extents with that of one axis replaced."""
-    return (*extents[:axis], value, *extents[axis + 1:])  # type: ignore[return-value]
-
-
-def split_step(part_count: int, padded: int, block: tuple[int, int, int], axis: int = 0, first: int = 0) -> Step:
-    """Split a block of float32 images into parts: step(source, parts); it begins at row `first` of an axis."""
-    def launch(source: Any, parts: Any) -> Launch:
-        channels = source.shape[1]
-        sn, sc, *s = strides_of(source)
-        bc = min(64, power_of_two(channels))
-        bp = 4096 // bc
-        pixels = padded * math.prod(block)
-        return Launch((-(-pixels // bp), -(-channels // bc)),
-                      (source.shape[0], padded, channels, *block, *with_axis((0, 0, 0), axis, first),
-                       *three(tuple(source.shape[2:]), 1), sn, sc, *s),
-                      {"PARTS": part_count, "FIRST": channels > 1 and sc != 1, "WIDE": needs_wide(source), "BP": bp,
-                       "BC": bc}, 4, 1)
-
-    return Step(split_kernel, launch)
 
 
 def seen(parts: Any, block: tuple[int, int, int], channels: int) -> Any:
@@ -95,6 +79,7 @@ class PartPlan:
     images: int  # of a chunk
     padded: int  # to whole boxes
     rows: int    # of dy on the outer axis, in a chunk; all of them where whole images fit
+    steps: Three = (1, 1, 1)  # from one pixel of x that is read to the next, where `geo` counts but these
 
     @property
     def axis(self) -> int:
@@ -161,6 +146,9 @@ class PartPlan:
         shape = (self.tile.splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
 
         def run(dy: Any, x: Any, dw: Any, workspace: Any) -> None:
+            for axis, (extent, step) in enumerate(zip(self.geo.x[5 - x.dim():], self.steps[5 - x.dim():]), 2):
+                if step > 1:
+                    x = x.movedim(axis, 0)[:(extent - 1) * step + 1:step].movedim(0, axis)
             memory = scratch(self.problem, workspace, (y_floats + x_floats + self.sum_elements(),), dw)
             y_parts = memory[:y_floats].view(torch.bfloat16)[:y_size]
             x_parts = memory[y_floats:y_floats + x_floats].view(torch.bfloat16)[:x_size]
@@ -180,10 +168,13 @@ def for_weight(problem: Problem, geo: Geometry, max_workspace: int | None) -> Pa
     """The plan whose chunks fit the workspace; None where parts do not fit the problem or no row fits."""
     if not parts_fit(problem, geo):
         return None
-    limit, products = workspace_limit(geo, max_workspace), products_needed(problem)
+    limit, products, steps = workspace_limit(geo, max_workspace), products_needed(problem), (1, 1, 1)
+    if geo.taps == 1 and not any(geo.pad) and all(
+            (y - 1) * stride < x for x, y, stride in zip(geo.x, geo.y, geo.stride)):  # most of x may not be read
+        geo, steps = replace(geo, x=geo.y, stride=(1, 1, 1)), geo.stride
     found = [plan for share in (0.25, 0.5) if (plan := in_chunks(problem, geo, products, limit, share)) is not None]
-    best = min(found, key=lambda plan: plan.seconds, default=None)
-    return best if best is not None and best.seconds < flops_of(geo) / POINTER_FLOPS else None
+    best = min((replace(plan, steps=steps) for plan in found), key=lambda plan: plan.seconds, default=None)
+    return best if best is not None and best.seconds < pointer_seconds(geo) else None
 
 
 def in_chunks(problem: Problem, geo: Geometry, products: int, limit: int, for_sums: float) -> PartPlan | None:

@@ -26,13 +26,15 @@ def rounded_part(value):
 
 @triton.jit(do_not_specialize=["images", "first0", "first1", "first2"])
 def split_kernel(source, parts, images, padded, channels, Q0, Q1, Q2, first0, first1, first2, E0, E1, E2,
-                 s_n, s_c, s_0, s_1, s_2, PARTS: tl.constexpr, FIRST: tl.constexpr, WIDE: tl.constexpr,
-                 BP: tl.constexpr, BC: tl.constexpr):
+                 s_n, s_c, s_0, s_1, s_2, PARTS: tl.constexpr, STACK: tl.constexpr, FIRST: tl.constexpr,
+                 WIDE: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):
     """Write the parts of a block of Q0 x Q1 x Q2 pixels of all images, channels last, one part after the other.
 
     The block begins at pixel (first0, first1, first2) of images of E0 x E1 x E2 pixels. What lies outside of them is
     zero, as are images beyond `images`. What is not finite goes into the first part alone. FIRST: neighbours in the
     source are pixels, not channels.
+    STACK: the parts of a sum's "first" or "second" operands in three products, the smallest first: middle, high, high
+    or high, middle, high. Only the last have what is not finite, which times a part that is zero would be NaN.
     """
     pixel = wide(tl.program_id(0), WIDE) * BP + tl.arange(0, BP)
     channel = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -51,6 +53,15 @@ def split_kernel(source, parts, images, padded, channels, Q0, Q1, Q2, first0, fi
     keep = (n < padded)[:, None] & (channel < channels)[None, :]
     target = parts + pixel.to(tl.int64)[:, None] * channels + channel[None, :]
     size = tl.full([], 1, tl.int64) * padded * Q0 * Q1 * Q2 * channels
+    if STACK != "":
+        high = rounded_part(rest)
+        finite = tl.abs(high) < float("inf")
+        middle = tl.where(finite, rest - high, 0.0).to(tl.bfloat16)
+        kept = tl.where(finite, high, 0.0).to(tl.bfloat16)
+        tl.store(target, middle if STACK == "first" else kept, mask=keep)
+        tl.store(target + size, kept if STACK == "first" else middle, mask=keep)
+        tl.store(target + 2 * size, high.to(tl.bfloat16), mask=keep)
+        return
     for part in tl.static_range(PARTS):
         high = rounded_part(rest) if part == 0 else rest.to(tl.bfloat16).to(tl.float32)
         tl.store(target + part * size, high.to(tl.bfloat16), mask=keep)

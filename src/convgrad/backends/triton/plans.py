@@ -10,13 +10,14 @@ from typing import Any
 import triton.language as tl
 
 from ...problem import DTYPES, Plan, Problem, Unsupported
-from . import band_plans, copied_plans, decoded_plans, depthwise_plans, slide_box_plans, slide_plans
+from . import band_plans, copied_plans, decoded_plans, depthwise_plans, slide_box_plans, slide_plans, stacked_plans
 from .bias_parts import bias_add_step
 from .flat import flattened, with_flat
 from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
 from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import STORED_8BIT, arithmetic, on_tensors, operand_bytes, scratch, table_for
+from .part_plans import FEW_PRODUCTS, products_needed
 from .replay import recorded
 from .tiles import (
     MULTIPROCESSORS,
@@ -28,7 +29,7 @@ from .tiles import (
     most_splits,
     workspace_limit,
 )
-from .tuning import SEPARATE, Choice, fields_of, tuned
+from .tuning import SEPARATE, Choice, fields_of, left_out, tuned
 from .ways import Way, add_step, gather_ways, weight_ways
 from .weight import bias_kernel, weight_kernel
 
@@ -165,6 +166,9 @@ def with_copies(problem: Problem, geo: Geometry, max_workspace: int | None, choi
     if not ways and choice is None and problem.layout.endswith("C"):
         decoded = decoded_plans.in_pieces(problem, geo, max_workspace)
         ways = [] if decoded is None else [decoded]
+    if not ways and choice is None:
+        stacked = stacked_plans.in_pieces(problem, geo, max_workspace)
+        ways = [] if stacked is None or left_out(stacked.name) else [stacked]
 
     def for_piece(piece: Problem, room: int) -> list[Way]:
         return choices(piece, geometry(piece.conv), room, tuned(piece)[0])
@@ -261,6 +265,8 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
 def weight_choices(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
     """The ways to the weight gradient of tensors as they lie, the best first; the last takes all."""
     numbers = arithmetic(problem)
+    if numbers["PRECISION"] == "tf32x3" and products_needed(problem) == FEW_PRODUCTS:
+        numbers["PRECISION"] = "bf16x3"
     tile = choose_weight(geo, operand_bytes(problem), max_workspace, problem.layout.endswith(LINE_ENDS))
     if choice is not None and choice["kernel"] == "weight":
         tile = WeightTile(**fields_of(choice))
@@ -287,6 +293,7 @@ def weight_choices(problem: Problem, geo: Geometry, max_workspace: int | None, c
     return [*weight_ways(problem, geo, max_workspace, choice), by_pointers]
 
 
+BY_PIXEL = not INTERPRETED  # how weight_kernel sums tiles with a NaN again
 LINE_ENDS = ("LC", "WC")  # layouts whose last spatial axis and channels make one line
 
 
@@ -323,7 +330,7 @@ def weight_launch(geo: Geometry, tile: WeightTile, numbers: dict[str, Any], dy: 
         columns = -(-geo.taps // tile.TS) * -(-channels // tile.CB)
     programs = columns * -(-geo.group_out * tile.GP // tile.BK) * tile.SPLITS * (geo.groups // tile.GP)
     constants = {"YALIGN": yalign, "XALIGN": xalign, **geo.constants(), "KG": geo.group_out, "CG": geo.group_in,
-                 "WIDE": needs_wide(dy, x, result), **numbers, **tile.constants(),
+                 "WIDE": needs_wide(dy, x, result), **numbers, **tile.constants(), "BY_PIXEL": BY_PIXEL,
                  "SETTLE": must_settle(numbers, tile.SWAP and (tile.TS > 1 or tile.FLAT or tile.SEG), stages)}
     scalars = (geo.batch, *geo.y, *geo.x, *boxes[1:], math.prod(boxes), run, yn, yc, *y, xn, xc, *xs, r_split, ro, ri,
                *r)

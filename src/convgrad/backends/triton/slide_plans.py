@@ -263,7 +263,7 @@ def many_taps(geo: Geometry) -> Strip | None:
     if geo.kernel[0] > 1 or geo.phases > 1 or max(geo.dilation) > 1 or geo.kernel[1] < 2:
         return None
     columns = min(range(4, 9), key=lambda u: (-(-geo.x[2] // u) * u * (1 + geo.kernel[2] / (8.0 * u)), -u))
-    return Strip(columns, 1, 64 if geo.groups % 64 == 0 else 32, UNROLL=4)
+    return Strip(columns, 1, 32, UNROLL=4)
 
 
 def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan | None:

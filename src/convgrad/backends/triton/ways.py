@@ -23,7 +23,6 @@ from . import (
     group_plans,
     joined_plans,
     line_plans,
-    part_gather,
     part_plans,
     point_plans,
     row_plans,
@@ -70,7 +69,7 @@ Offer = Callable[[Problem, Geometry, int | None, Choice | None], Way | None]
 
 def gather_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
     """Ways to the output or the input gradient, the fastest first; only the chosen one where there is a choice."""
-    offers = (gather_by_parts, gather_by_points, input_by_blocks, by_cells, by_joined_groups, by_box_lines, by_boxes)
+    offers = (gather_by_points, input_by_blocks, by_cells, by_joined_groups, by_box_lines, by_boxes)
     return fastest_first(offers, problem, geo, max_workspace, choice)
 
 
@@ -212,17 +211,6 @@ def worth_boxes(problem: Problem, geo: Geometry) -> bool:
     return box_plans.is_patch(problem, geo) or problem.wrt != "input" or not packs_phases(geo)
 
 
-def gather_by_parts(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
-    """Float32 as sums of 16-bit numbers."""
-    plan = part_gather.for_gather(problem, geo, max_workspace) if choice is None else None
-    if plan is None:
-        return None
-    tile, sums = plan.tile, plan.runner()
-    return Way(f"parts{plan.products}_f32_{math.prod(tile.box)}x{tile.BN}x{tile.CB}",
-               chunks_of(plan), plan.seconds, plan.workspace_bytes, lambda operands, result: True,
-               lambda operands, result, workspace: sums(operands[0], operands[1], result, workspace))
-
-
 def weight_by_parts(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
     """Float32 as sums of 16-bit numbers."""
     plan = part_plans.for_weight(problem, geo, max_workspace) if choice is None else None
@@ -266,7 +254,7 @@ def weight_by_points(problem: Problem, geo: Geometry, max_workspace: int | None,
                lambda operands, result: point_plans.matrices(*operands), run)
 
 
-def chunks_of(plan: part_gather.PartGather | part_plans.PartPlan) -> str:
+def chunks_of(plan: part_plans.PartPlan) -> str:
     return (f"{plan.chunks} chunks of {plan.images} images x {plan.rows} rows, {plan.products} products of 16-bit "
             f"parts; {plan.tile}")
 

@@ -25,7 +25,7 @@ def weight_kernel(
         P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
         KG: tl.constexpr, CG: tl.constexpr, GP: tl.constexpr,  # output and input channels of a group; groups in a tile
         SPLITS: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
-        SETTLE: tl.constexpr, SWAP: tl.constexpr, FLAT: tl.constexpr, SEG: tl.constexpr,
+        SETTLE: tl.constexpr, BY_PIXEL: tl.constexpr, SWAP: tl.constexpr, FLAT: tl.constexpr, SEG: tl.constexpr,
         TS: tl.constexpr, CB: tl.constexpr, BK: tl.constexpr,
         PN: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr):
     y_n, y_c, y_0, y_1, y_2 = yn * YALIGN, yc, y0 * YALIGN, y1 * YALIGN, y2 * YALIGN
@@ -135,20 +135,25 @@ def weight_kernel(
 
     # A zero that stands for padding times an infinite dy gives NaN: then sum again tap by tap with dy masked as well.
     # With one tap in the tile both operands are masked already; split precision leaves NaN where Inf meets a zero rest.
-    if TS > 1 or PRECISION == "tf32x3" or PRECISION == "bf16x6":
+    if TS > 1 or SEG or FLAT or PRECISION == "tf32x3" or PRECISION == "bf16x3":
         if has_nan(acc):
             acc = acc * 0
             acc = tl.where(acc == acc, acc, 0)
+            # By pixel: products of tiles would take registers from the loop above. (The interpreter has no registers.)
+            STEPS: tl.constexpr = BP if BY_PIXEL else 1
             first_tap = tl.min(pair_tap, 0)
             last_tap = tl.minimum(tl.max(pair_tap, 0), TAPS - 1)
             for t in range(first_tap, last_tap + 1):
                 one0 = (t // (K2 * K1)) * D0 - P0
                 one1 = ((t // K2) % K1) * D1 - P1
                 one2 = (t % K2) * D2 - P2
-                for box in tl.range(begin, end, num_stages=1):
+                mine = (pair_tap == t) & pair_there
+                for step in tl.range(begin * STEPS, end * STEPS, num_stages=1):
+                    box = step // STEPS
                     rest = box // boxes_2
+                    pixel = step % STEPS if BY_PIXEL else tl.arange(0, BP)
                     n, q0, q1, q2 = in_box((rest // (boxes_1 * boxes_0)) * PN, ((rest // boxes_1) % boxes_0) * B0,
-                                           (rest % boxes_1) * B1, (box % boxes_2) * B2, tl.arange(0, BP), B0, B1, B2)
+                                           (rest % boxes_1) * B1, (box % boxes_2) * B2, pixel, B0, B1, B2)
                     i0 = q0 * T0 + one0
                     i1 = q1 * T1 + one1
                     i2 = q2 * T2 + one2
@@ -158,17 +163,24 @@ def weight_kernel(
                               + wide(q2, WIDE) * y_2)
                     x_row = (wide(n, WIDE) * x_n + wide(i0, WIDE) * x_0 + wide(i1, WIDE) * x_1
                              + wide(i2, WIDE) * x_2)
-                    a = tl.load(dy_base + dy_row[:, None] + (k * y_c)[None, :],
-                                mask=there[:, None] & k_there[None, :], other=0.0)
-                    mine = pair_tap == t
-                    b = tl.load(x_base + x_row[:, None] + (pair_c * x_c)[None, :],
-                                mask=there[:, None] & (mine & pair_there)[None, :], other=0.0)
-                    a = as_operand(a, table, ROUND)
-                    b = as_operand(b, table, ROUND)
-                    if SWAP:
-                        acc += tl.where(mine[:, None], tl.dot(tl.trans(b), a, input_precision="ieee", out_dtype=ACC), 0)
+                    if BY_PIXEL:
+                        a = tl.load(dy_base + dy_row + k * y_c, mask=there & k_there, other=0.0)
+                        b = tl.load(x_base + x_row + pair_c * x_c, mask=there & mine, other=0.0)
+                        a = as_operand(a, table, ROUND).to(ACC)
+                        b = as_operand(b, table, ROUND).to(ACC)
+                        product = b[:, None] * a[None, :] if SWAP else a[:, None] * b[None, :]
                     else:
-                        acc += tl.where(mine[None, :], tl.dot(tl.trans(a), b, input_precision="ieee", out_dtype=ACC), 0)
+                        a = tl.load(dy_base + dy_row[:, None] + (k * y_c)[None, :],
+                                    mask=there[:, None] & k_there[None, :], other=0.0)
+                        b = tl.load(x_base + x_row[:, None] + (pair_c * x_c)[None, :],
+                                    mask=there[:, None] & mine[None, :], other=0.0)
+                        a = as_operand(a, table, ROUND)
+                        b = as_operand(b, table, ROUND)
+                        if SWAP:
+                            product = tl.dot(tl.trans(b), a, input_precision="ieee", out_dtype=ACC)
+                        else:
+                            product = tl.dot(tl.trans(a), b, input_precision="ieee", out_dtype=ACC)
+                    acc += tl.where(mine[:, None] if SWAP else mine[None, :], product, 0)
 
     # columns are (tap, channel); a tile of several groups keeps the products within a group
     column_at = (wide(pair_tap // (K2 * K1), WIDE) * r_0 + wide((pair_tap // K2) % K1, WIDE) * r_1
