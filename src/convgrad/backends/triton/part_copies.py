@@ -21,7 +21,7 @@ def split_step(part_count: int, padded: int, block: tuple[int, int, int], axis: 
                stack: str = "") -> Step:
     """Split a block of float32 images into parts: step(source, parts); it begins at row `first` of an axis.
 
-    `stack`: for which operand of three products the parts are stored (see parts.py); none where each is stored once.
+    `stack`: for which operand of as many products the parts are stored (see parts.py); none where each is stored once.
     """
     def launch(source: Any, parts: Any) -> Launch:
         channels = source.shape[1]

@@ -22,10 +22,11 @@ from .numbers_on_device import rounding, scratch
 from .part_copies import PART_BYTES, split_step, with_axis
 from .tiles import workspace_limit
 
-# Products of parts, highest first: high*high, high*middle, middle*high (and middle*middle, high*low, low*high). The
-# first three leave out at most 2^-17 + 2^-18 of each product: 192 units of 2^-24, where the bound allows more.
-FEW_PRODUCTS, ALL_PRODUCTS = 3, 6
-LEFT_OUT = 192
+# Products of parts, highest first: high*high, high*middle, middle*high, middle*middle, then high*low and low*high.
+# A middle part is at most 2^-8 of a number, a low one 2^-17: so three products leave out up to 2^-16 (middle*middle)
+# and 2 * 2^-17, four the latter, in units of 2^-24 of a product's magnitude.
+LEFT_OUT = {3: 512, 4: 256, 6: 0}
+FEW_PRODUCTS = 3
 OTHER_ERRORS = 40  # units left for the sums themselves
 POINTER_FLOPS = 25e12  # of weight.py with float32, a second (measured on an H200)
 FEW_CHANNELS = 3  # how much slower it is with few channels or groups
@@ -39,13 +40,13 @@ def parts_fit(problem: Problem, geo: Geometry) -> bool:
 
 
 def products_needed(problem: Problem) -> int:
-    """How many products of parts keep the error bound of a problem."""
-    allowed = sum_error_factor(problem.conv.reduction_length(problem.wrt))
-    return FEW_PRODUCTS if allowed >= LEFT_OUT + OTHER_ERRORS else ALL_PRODUCTS
+    """How many products of parts keep the error bound of a problem, whatever its numbers."""
+    allowed = sum_error_factor(problem.conv.reduction_length(problem.wrt)) - OTHER_ERRORS
+    return next((products for products, left_out in LEFT_OUT.items() if left_out <= allowed), 6)
 
 
 def parts_of(products: int) -> int:
-    return 2 if products == FEW_PRODUCTS else 3
+    return 3 if products == 6 else 2
 
 
 def flops_of(geo: Geometry) -> float:

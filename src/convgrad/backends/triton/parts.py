@@ -33,8 +33,9 @@ def split_kernel(source, parts, images, padded, channels, Q0, Q1, Q2, first0, fi
     The block begins at pixel (first0, first1, first2) of images of E0 x E1 x E2 pixels. What lies outside of them is
     zero, as are images beyond `images`. What is not finite goes into the first part alone. FIRST: neighbours in the
     source are pixels, not channels.
-    STACK: the parts of a sum's "first" or "second" operands in three products, the smallest first: middle, high, high
-    or high, middle, high. Only the last have what is not finite, which times a part that is zero would be NaN.
+    STACK: the parts of a sum's "first" or "second" operands in PARTS products, the smallest first: (middle,) middle,
+    high, high or (middle,) high, middle, high. Only the last have what is not finite, which times a part that is zero
+    would be NaN.
     """
     pixel = wide(tl.program_id(0), WIDE) * BP + tl.arange(0, BP)
     channel = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -58,6 +59,9 @@ def split_kernel(source, parts, images, padded, channels, Q0, Q1, Q2, first0, fi
         finite = tl.abs(high) < float("inf")
         middle = tl.where(finite, rest - high, 0.0).to(tl.bfloat16)
         kept = tl.where(finite, high, 0.0).to(tl.bfloat16)
+        if PARTS == 4:
+            tl.store(target, middle, mask=keep)
+            target += size
         tl.store(target, middle if STACK == "first" else kept, mask=keep)
         tl.store(target + size, kept if STACK == "first" else middle, mask=keep)
         tl.store(target + 2 * size, high.to(tl.bfloat16), mask=keep)

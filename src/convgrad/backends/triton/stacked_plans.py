@@ -1,8 +1,8 @@
-"""Weight gradients of float32 by the ways of 16-bit numbers: three products of parts as three times as many images.
+"""Weight gradients of float32 by the ways of 16-bit numbers: products of parts as three or four times as many images.
 
-A weight gradient is a sum over images, so middle x high, high x middle and high x high parts (see parts.py) are the
-images of one bfloat16 problem. Its operands are copies in the workspace, of some images or rows after the others. For
-problems that `part_plans.py` does not take: few channels, small groups.
+A weight gradient is a sum over images, so (middle x middle,) middle x high, high x middle and high x high parts (see
+parts.py) are the images of one bfloat16 problem. Its operands are copies in the workspace, of some images or rows after
+the others. For problems that `part_plans.py` does not take: few channels, small groups.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from .copied_plans import ALIGNMENT, Copied, Piece, cut_axis, pieces_of, sizes_t
 from .geometry import Geometry, geometry
 from .launch import INTERPRETED
 from .numbers_on_device import rounding, scratch
-from .part_copies import split_step
-from .part_plans import FEW_PRODUCTS, pointer_seconds, products_needed
+from .part_copies import PART_BYTES, split_step
+from .part_plans import parts_of, pointer_seconds, products_needed
 from .tiles import workspace_limit
 from .ways import Operands, Way, weight_ways
 
-STACKED = 3  # images for one
-STACKED_BYTES = 2 * STACKED
 FOR_COPIES = 0.6  # of the workspace; the rest is for sums
 
 
@@ -32,10 +30,11 @@ def in_pieces(problem: Problem, geo: Geometry, max_workspace: int | None) -> Way
     """The way that splits and sums some images or rows after the others; None where there is none."""
     conv = problem.conv
     if (INTERPRETED or problem.wrt != "weight" or problem.dtype != "float32" or problem.out_dtype != "float32"
-            or rounding(problem) != "" or products_needed(problem) != FEW_PRODUCTS or 0 in conv.input_shape):
+            or rounding(problem) != "" or parts_of(products_needed(problem)) != 2 or 0 in conv.input_shape):
         return None
     limit = workspace_limit(geo, max_workspace)
-    image = STACKED_BYTES * (math.prod(conv.input_shape[1:]) + math.prod(conv.output_shape[1:]))
+    elements = math.prod(conv.input_shape[1:]) + math.prod(conv.output_shape[1:])
+    image = PART_BYTES * products_needed(problem) * elements
     axis = cut_axis(conv, geo.y) - (3 - conv.axes)
     for images, rows in sizes_to_try(problem, geo, image, int(FOR_COPIES * limit)):
         plan = of_pieces(problem, pieces_of(conv, False, axis, images, rows), limit)
@@ -52,17 +51,17 @@ def of_pieces(problem: Problem, pieces: list[Piece], limit: int) -> Copied | Non
     ways: dict[Any, list[Way]] = {}
     for piece in pieces:
         if piece.conv not in ways:
-            way = by_stacked(problem.with_(conv=piece.conv), left)
+            way = by_stacked(problem.with_(conv=piece.conv), products_needed(problem), left)
             if way is None:
                 return None
             ways[piece.conv] = [way]
     return Copied(problem, pieces, ways, (0, 0, 0), slabs, False, as_they_lie=True) if pieces else None
 
 
-def by_stacked(problem: Problem, room: int) -> Way | None:
+def by_stacked(problem: Problem, products: int, room: int) -> Way | None:
     """The way to one piece in `room` bytes."""
     conv, letters = problem.conv, SPATIAL_LETTERS[problem.conv.axes]
-    many = replace(conv, batch=STACKED * conv.batch)
+    many = replace(conv, batch=products * conv.batch)
     twin = problem.with_(conv=many, dtype="bfloat16", compute="", out_dtype="float32", layout=f"N{letters}C",
                          weight_layout=f"O{letters}I")
     shapes = [(many.batch, *extents, channels) for channels, *extents in (conv.output_shape[1:], conv.input_shape[1:])]
@@ -76,7 +75,8 @@ def by_stacked(problem: Problem, room: int) -> Way | None:
     if way is None or sum(sizes) + way.workspace_bytes > room:
         return None
     geo = geometry(conv)
-    steps = [split_step(2, conv.batch, block, stack=name) for block, name in ((geo.y, "first"), (geo.x, "second"))]
+    steps = [split_step(products, conv.batch, block, stack=name)
+             for block, name in ((geo.y, "first"), (geo.x, "second"))]
     words = (sum(sizes) + up(way.workspace_bytes)) // 4
 
     def run(operands: Operands, result: Any, workspace: Any) -> None:
@@ -88,8 +88,8 @@ def by_stacked(problem: Problem, room: int) -> Way | None:
             step(operand, stack)
         way.run(stacks, result, rest)
 
-    return Way(f"stacked_{way.name}", f"float32 as three times as many 16-bit images, then {way.note}", way.seconds,
-               4 * words + ALIGNMENT, lambda operands, result: True, run)
+    return Way(f"stacked_{way.name}", f"float32 as {products} times as many 16-bit images, then {way.note}",
+               way.seconds, 4 * words + ALIGNMENT, lambda operands, result: True, run)
 
 
 def way_of(plan: Copied) -> Way:
