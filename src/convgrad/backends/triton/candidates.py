@@ -21,6 +21,7 @@ from . import (
     row_plans,
     slide_box_plans,
     slide_plans,
+    span_plans,
     wide_plans,
     window_plans,
 )
@@ -104,6 +105,8 @@ def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
         yield choice_of("blocks", blocks)
     for groups in group_plans.worth_measuring(problem, geo):
         yield choice_of("groups", groups)
+    for spans in span_plans.worth_measuring(problem, geo):
+        yield choice_of("spans", spans)
     for window in window_plans.worth_measuring(problem, geo):
         yield choice_of("windows", window)
     yield from wide_plans.worth_measuring(problem, geo)

@@ -26,6 +26,7 @@ from . import (
     part_plans,
     point_plans,
     row_plans,
+    span_plans,
     wide_plans,
     window_plans,
 )
@@ -75,7 +76,7 @@ def gather_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choi
 
 def weight_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
     """Ways to the weight gradient, the fastest first; only the chosen one where there is a choice."""
-    offers = (weight_by_parts, weight_by_points, weight_by_blocks, by_whole_groups, by_windows, by_wider,
+    offers = (weight_by_parts, weight_by_points, weight_by_blocks, by_whole_groups, by_spans, by_windows, by_wider,
               by_lines, by_rows, by_decoded_lines)
     return fastest_first(offers, problem, geo, max_workspace, choice)
 
@@ -333,6 +334,16 @@ def by_wider(problem: Problem, geo: Geometry, max_workspace: int | None, choice:
     return None if plan is None else collected(
         problem, plan, f"wide_{short(problem)}_{plan.way.fold}x{plan.way.GP}_split{plan.splits}", plan.note,
         plan.seconds)
+
+
+def by_spans(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
+    """Few channels on one side: spans of rows, which the copy engine brings."""
+    plan = span_plans.for_problem(problem, geo, max_workspace, choice)
+    if plan is None:
+        return None
+    tile = plan.tile
+    return collected(problem, plan, f"spans_{short(problem)}_{tile.fold}x{tile.BN}_split{tile.splits}", str(tile),
+                     tile.seconds)
 
 
 def by_windows(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
