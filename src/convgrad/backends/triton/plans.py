@@ -293,7 +293,11 @@ def weight_choices(problem: Problem, geo: Geometry, max_workspace: int | None, c
     return [*weight_ways(problem, geo, max_workspace, choice), by_pointers]
 
 
-BY_PIXEL = not INTERPRETED  # how weight_kernel sums tiles with a NaN again
+def by_pixel(numbers: dict[str, Any]) -> bool:
+    """Whether weight_kernel sums tiles with a NaN again by pixels: of float64 that gave wrong sums on an H200."""
+    return not INTERPRETED and numbers["ACC"] == tl.float32
+
+
 LINE_ENDS = ("LC", "WC")  # layouts whose last spatial axis and channels make one line
 
 
@@ -330,7 +334,7 @@ def weight_launch(geo: Geometry, tile: WeightTile, numbers: dict[str, Any], dy: 
         columns = -(-geo.taps // tile.TS) * -(-channels // tile.CB)
     programs = columns * -(-geo.group_out * tile.GP // tile.BK) * tile.SPLITS * (geo.groups // tile.GP)
     constants = {"YALIGN": yalign, "XALIGN": xalign, **geo.constants(), "KG": geo.group_out, "CG": geo.group_in,
-                 "WIDE": needs_wide(dy, x, result), **numbers, **tile.constants(), "BY_PIXEL": BY_PIXEL,
+                 "WIDE": needs_wide(dy, x, result), **numbers, **tile.constants(), "BY_PIXEL": by_pixel(numbers),
                  "SETTLE": must_settle(numbers, tile.SWAP and (tile.TS > 1 or tile.FLAT or tile.SEG), stages)}
     scalars = (geo.batch, *geo.y, *geo.x, *boxes[1:], math.prod(boxes), run, yn, yc, *y, xn, xc, *xs, r_split, ro, ri,
                *r)
