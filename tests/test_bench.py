@@ -149,10 +149,13 @@ def test_layouts_are_views_and_back() -> None:
     assert np.array_equal(canonical(placed, "HWNC"), array)
 
 
-def test_samples_agree_with_the_reference() -> None:
+@pytest.mark.parametrize("elements_at_a_time", [2**26, 100])
+def test_samples_agree_with_the_reference(elements_at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
+    from convgrad.benchmark import samples
     from convgrad.benchmark.samples import check_samples
 
+    monkeypatch.setattr(samples, "ELEMENTS", elements_at_a_time)
     for layer in LAYERS.values():
         for gradient in GRADIENTS:
             problem = layer.question(gradient, "float32", "channels_first")

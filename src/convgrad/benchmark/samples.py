@@ -105,17 +105,19 @@ def weight_samples(conv: Conv, operands: dict[str, Any], result: Any, choose: ra
         for tap in sorted(picked):
             sums = torch.zeros(2, len(channels), conv.group_in, dtype=torch.float64, device=x.device)
             spans = [conv.tap_range(axis, t) for axis, t in enumerate(tap)]
-            if all(begin < end for begin, end in spans):
-                at_dy = (slice(None), slice(None), *(slice(begin, end) for begin, end in spans))
-                at_x = (slice(None), inputs, *(slice(begin * s + t * d - low, (end - 1) * s + t * d - low + 1, s)
-                                               for (begin, end), t, s, d, (low, _) in
-                                               zip(spans, tap, conv.stride, conv.dilation, conv.padding)))
-                images = max(1, ELEMENTS // max(1, conv.group_in * math.prod(end - begin for begin, end in spans)))
-                for n in range(0, conv.batch, images):
-                    rows = dy[n:n + images][at_dy][:, channels].double().movedim(1, 0).reshape(len(channels), -1)
-                    seen = x[n:n + images][at_x].double().movedim(1, -1).reshape(-1, conv.group_in)
-                    sums[0] += rows @ seen
-                    sums[1] += rows.abs() @ seen.abs()
+            (begin, end), *others = spans
+            rows = max(1, ELEMENTS // max(1, conv.group_in * math.prod(max(0, last - first) for first, last in others)))
+            images = max(1, rows // max(1, end - begin))
+            for n, row in itertools.product(range(0, conv.batch, images), range(begin, end, rows)):
+                piece = [(row, min(row + rows, end)), *others]
+                at_dy = (slice(None), slice(None), *(slice(first, max(first, last)) for first, last in piece))
+                at_x = (slice(None), inputs, *(slice(first * s + t * d - low, (last - 1) * s + t * d - low + 1, s)
+                                               if first < last else slice(0) for (first, last), t, s, d, (low, _) in
+                                               zip(piece, tap, conv.stride, conv.dilation, conv.padding)))
+                wanted = dy[n:n + images][at_dy][:, channels].double().movedim(1, 0).reshape(len(channels), -1)
+                seen = x[n:n + images][at_x].double().movedim(1, -1).reshape(-1, conv.group_in)
+                sums[0] += wanted @ seen
+                sums[1] += wanted.abs() @ seen.abs()
             of_tap: tuple[Any, ...] = (channels, slice(None), *tap)
             got.append(result[of_tap].double())
             exact.append(sums[0])
