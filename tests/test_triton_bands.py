@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from triton_here import channels_last, needs_gpu, torch
+from triton_here import channels_last, integers_and_results, needs_gpu, torch
 
 from convgrad.backends.triton import band_plans, band_tiles, block_plans
 from convgrad.backends.triton.candidates import choice_of
@@ -364,17 +364,7 @@ def test_kernels_on_the_gpu(wrt: str, text: str, special: bool) -> None:
     geo = geometry(problem.conv)
     choices = [choice_of("band", band) for band in band_plans.worth_measuring(problem, geo, 4)] or \
         [choice_of("blocks", tile) for tile in block_plans.worth_measuring(problem, geo, 4)]
-    rng = np.random.default_rng(3)
-    operands = [rng.integers(-2, 3, problem.shape_of_operand(name)).astype(np.float32) for name in problem.operands]
-    if special:
-        for operand in operands:
-            operand.reshape(-1)[rng.integers(0, operand.size, 2)] = np.inf, np.nan
-    expected = []
-    for result in problem.results:
-        part = Problem.parse(f"{result}_grad f32 {text}")
-        expected.append(np.empty(problem.conv.shape_of(result), np.float32))
-        chosen = [operand for name, operand in zip(problem.operands, operands) if name in part.operands]
-        plan(part, backend="reference").run(tuple(chosen), (expected[-1],), None)
+    operands, expected = integers_and_results(problem, special)
     for choice in choices:
         results = tuple(on_device(np.full(wanted.shape, 7, np.float32)) for wanted in expected)
         make_plan(problem, None, choice | {"splits": 3}).run(tuple(map(on_device, operands)), results, None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from triton_here import channels_last, needs_gpu, needs_triton, torch
+from triton_here import channels_last, integers_and_results, needs_gpu, needs_triton, torch
 
 from convgrad import Problem, plan
 from convgrad.backends.triton import group_plans
@@ -125,17 +125,7 @@ def test_kernels_on_the_gpu(wrt: str, text: str, special: bool) -> None:
     """Sums of small integers are exact; with Inf and NaN in the operands the same elements are not finite."""
     problem = Problem.parse(f"{wrt} bf16 {text} cuda")
     geo = geometry(problem.conv)
-    rng = np.random.default_rng(3)
-    operands = [rng.integers(-2, 3, problem.shape_of_operand(name)).astype(np.float32) for name in problem.operands]
-    if special:
-        for operand in operands:
-            operand.reshape(-1)[rng.integers(0, operand.size, 2)] = np.inf, np.nan
-    expected = []
-    for result in problem.results:
-        part = Problem.parse(f"{result}_grad f32 {text}")
-        expected.append(np.empty(problem.conv.shape_of(result), np.float32))
-        chosen = [operand for name, operand in zip(problem.operands, operands) if name in part.operands]
-        plan(part, backend="reference").run(tuple(chosen), (expected[-1],), None)
+    operands, expected = integers_and_results(problem, special)
     tiles = group_plans.worth_measuring(problem.with_(wrt="weight"), geo, 2)
     tile = tiles[PROBLEMS.index(text) % len(tiles)]  # kernels are compiled for each
     choice = choice_of("groups", group_plans.replace(tile, splits=1 if tile.taps < geo.kernel[2] else 3))

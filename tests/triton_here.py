@@ -41,6 +41,22 @@ def integers_and_result(text: str) -> tuple[Problem, list[Any], Any]:
     return problem, operands, expected
 
 
+def integers_and_results(problem: Problem, special: bool) -> tuple[list[Any], list[Any]]:
+    """Small whole numbers as float32 operands, with some Inf and NaN if `special`, and each of the exact results."""
+    random = np.random.default_rng(3)
+    operands = [random.integers(-2, 3, problem.shape_of_operand(name)).astype(np.float32) for name in problem.operands]
+    if special:
+        for operand in operands:
+            operand.reshape(-1)[random.integers(0, operand.size, 2)] = np.inf, np.nan
+    expected = []
+    for result in problem.results:
+        part = problem.with_(wrt=result, dtype="float32", compute="", out_dtype="float32", device="cpu")
+        expected.append(np.empty(problem.conv.shape_of(result), np.float32))
+        chosen = [operand for name, operand in zip(problem.operands, operands) if name in part.operands]
+        plan(part, backend="reference").run(tuple(chosen), (expected[-1],), None)
+    return operands, expected
+
+
 def integers_on_gpu(problem: Problem, largest: int = 3) -> tuple[Any, ...]:
     """Whole numbers as operands on the GPU, channels last in memory."""
     generator = torch.Generator(device="cuda").manual_seed(5)
