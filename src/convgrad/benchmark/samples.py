@@ -105,14 +105,16 @@ def weight_samples(conv: Conv, operands: dict[str, Any], result: Any, choose: ra
         for tap in sorted(picked):
             sums = torch.zeros(2, len(channels), conv.group_in, dtype=torch.float64, device=x.device)
             spans = [conv.tap_range(axis, t) for axis, t in enumerate(tap)]
+            if any(first >= last for first, last in spans):
+                spans = [(0, 0)] * conv.axes  # the tap reads padding alone
             (begin, end), *others = spans
-            rows = max(1, ELEMENTS // max(1, conv.group_in * math.prod(max(0, last - first) for first, last in others)))
+            rows = max(1, ELEMENTS // max(1, conv.group_in * math.prod(last - first for first, last in others)))
             images = max(1, rows // max(1, end - begin))
             for n, row in itertools.product(range(0, conv.batch, images), range(begin, end, rows)):
                 piece = [(row, min(row + rows, end)), *others]
-                at_dy = (slice(None), slice(None), *(slice(first, max(first, last)) for first, last in piece))
+                at_dy = (slice(None), slice(None), *(slice(first, last) for first, last in piece))
                 at_x = (slice(None), inputs, *(slice(first * s + t * d - low, (last - 1) * s + t * d - low + 1, s)
-                                               if first < last else slice(0) for (first, last), t, s, d, (low, _) in
+                                               for (first, last), t, s, d, (low, _) in
                                                zip(piece, tap, conv.stride, conv.dilation, conv.padding)))
                 wanted = dy[n:n + images][at_dy][:, channels].double().movedim(1, 0).reshape(len(channels), -1)
                 seen = x[n:n + images][at_x].double().movedim(1, -1).reshape(-1, conv.group_in)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Any
 
@@ -54,7 +54,10 @@ def plans_of(problem: Problem, geo: Geometry, limit: int, offer: Offer, size: in
         of_all = ((conv.batch, -(-extent // count)) for count in range(least, extent + 1))
         sizes = chain(islice(sizes, SIZES), islice(of_all, SIZES))
     for images, rows in sizes:
-        plan = of_pieces(problem, pieces_of(conv, False, axis, images, rows), limit, offer)
+        pieces = pieces_of(conv, False, axis, images, rows)
+        if len(pieces) < 2:
+            continue
+        plan = of_pieces(problem, pieces, limit, lambda part, room: offer(part, geometry(part.conv), room, None))
         if plan is not None and plan.workspace_bytes <= limit:
             yield plan
             if offer is not by_rows:
@@ -66,22 +69,23 @@ def worth_it(plan: Copied, geo: Geometry) -> bool:
     return plan.seconds < LAUNCH_SECONDS + flops_of(geo) / POINTER_FLOPS
 
 
-def of_pieces(problem: Problem, pieces: list[Piece], limit: int, offer: Offer) -> Copied | None:
-    """The plan of given pieces, where all can be copied within the limit; their sums wait in slabs."""
-    if len(pieces) < 2:
-        return None
+def of_pieces(problem: Problem, pieces: list[Piece], limit: int, way_to: Callable[[Problem, int], Way | None],
+              as_they_lie: bool = False) -> Copied | None:
+    """The plan of given pieces, where `way_to(piece, bytes)` finds a way to all of them.
+
+    The sums of several wait in slabs, and what these leave of the limit is for the ways.
+    """
     slab = 4 * math.prod(problem.conv.weight_shape)
-    slabs = slabs_for(pieces, slab, limit)
+    slabs = slabs_for(pieces, slab, limit) if len(pieces) > 1 else 0
     left = limit - up(slabs * slab) - 3 * ALIGNMENT
     ways: dict[Any, list[Way]] = {}
     for piece in pieces:
         if piece.conv not in ways:
-            part = problem.with_(conv=piece.conv, out_dtype="float32")
-            way = offer(part, geometry(part.conv), left, None)
+            way = way_to(problem.with_(conv=piece.conv, out_dtype="float32"), left)
             if way is None:
                 return None
             ways[piece.conv] = [way]
-    return Copied(problem, pieces, ways, (0, 0, 0), slabs, False)
+    return Copied(problem, pieces, ways, (0, 0, 0), slabs, False, as_they_lie=as_they_lie) if pieces else None
 
 
 def way_of(plan: Copied) -> Way:

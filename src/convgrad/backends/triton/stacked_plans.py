@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from ...problem import SPATIAL_LETTERS, Problem
-from .copied_plans import ALIGNMENT, Copied, Piece, cut_axis, pieces_of, sizes_to_try, slabs_for, up
+from .copied_plans import ALIGNMENT, Copied, cut_axis, pieces_of, sizes_to_try, up
+from .decoded_plans import FOR_COPIES, of_pieces
 from .geometry import Geometry, geometry
 from .launch import INTERPRETED
 from .numbers_on_device import rounding, scratch
@@ -22,8 +23,6 @@ from .part_copies import PART_BYTES, split_step
 from .part_plans import parts_of, pointer_seconds, products_needed
 from .tiles import workspace_limit
 from .ways import Operands, Way, weight_ways
-
-FOR_COPIES = 0.6  # of the workspace; the rest is for sums
 
 
 def in_pieces(problem: Problem, geo: Geometry, max_workspace: int | None) -> Way | None:
@@ -34,28 +33,15 @@ def in_pieces(problem: Problem, geo: Geometry, max_workspace: int | None) -> Way
         return None
     limit = workspace_limit(geo, max_workspace)
     elements = math.prod(conv.input_shape[1:]) + math.prod(conv.output_shape[1:])
-    image = PART_BYTES * products_needed(problem) * elements
+    products = products_needed(problem)
+    image = PART_BYTES * products * elements
     axis = cut_axis(conv, geo.y) - (3 - conv.axes)
     for images, rows in sizes_to_try(problem, geo, image, int(FOR_COPIES * limit)):
-        plan = of_pieces(problem, pieces_of(conv, False, axis, images, rows), limit)
+        plan = of_pieces(problem, pieces_of(conv, False, axis, images, rows), limit,
+                         lambda part, room: by_stacked(part, products, room), as_they_lie=True)
         if plan is not None and plan.workspace_bytes <= limit:
             return way_of(plan) if plan.seconds < pointer_seconds(geo) else None
     return None
-
-
-def of_pieces(problem: Problem, pieces: list[Piece], limit: int) -> Copied | None:
-    """The plan of given pieces, where there is a way to all of them; the sums of several wait in slabs."""
-    slab = 4 * math.prod(problem.conv.weight_shape)
-    slabs = slabs_for(pieces, slab, limit) if len(pieces) > 1 else 0
-    left = limit - up(slabs * slab) - 3 * ALIGNMENT
-    ways: dict[Any, list[Way]] = {}
-    for piece in pieces:
-        if piece.conv not in ways:
-            way = by_stacked(problem.with_(conv=piece.conv), products_needed(problem), left)
-            if way is None:
-                return None
-            ways[piece.conv] = [way]
-    return Copied(problem, pieces, ways, (0, 0, 0), slabs, False, as_they_lie=True) if pieces else None
 
 
 def by_stacked(problem: Problem, products: int, room: int) -> Way | None:
