@@ -55,8 +55,8 @@ class Kind(Protocol):
 
 
 # Top-level package of an array's type -> front end module. Imported when such an array appears, never before.
-KINDS = {"torch": "convgrad.frontends.torch", "cupy": "convgrad.frontends.dlpack", "jax": "convgrad.frontends.dlpack",
-         "jaxlib": "convgrad.frontends.dlpack"}
+KINDS = {"torch": "convgrad.frontends.torch.tensors", "cupy": "convgrad.frontends.dlpack",
+         "jax": "convgrad.frontends.dlpack", "jaxlib": "convgrad.frontends.dlpack"}
 MOST_TYPES = 64
 _known_types: dict[type, Kind] = {ndarray: cast(Kind, _numpy)}
 

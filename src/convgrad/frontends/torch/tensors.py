@@ -1,7 +1,4 @@
-"""PyTorch tensors, on the CPU and on CUDA, as operands and results; torch is imported when one appears.
-
-The differentiable functions and `patch` are in `torch_autograd.py` and re-exported here as `convgrad.torch`.
-"""
+"""PyTorch tensors, on the CPU and on CUDA, as operands and results: the array kind of `convgrad.frontends`."""
 
 from __future__ import annotations
 
@@ -11,10 +8,10 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 
-from ..numbers import storage_dtype
-from ..problem import DTYPES
-from . import Again
-from .numpy import checked_format, overlaps_itself
+from ...numbers import storage_dtype
+from ...problem import DTYPES
+from .. import Again
+from ..numpy import checked_format, overlaps_itself
 
 FORMATS = {torch.float64: "float64", torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16",
            torch.float8_e4m3fn: "float8_e4m3fn", torch.float8_e5m2: "float8_e5m2"}
@@ -178,14 +175,3 @@ def _bytes_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _reach(array: torch.Tensor) -> int:
     last = sum((extent - 1) * step for extent, step in zip(array.shape, array.stride()))
     return (last + 1) * array.element_size()
-
-
-_AUTOGRAD = ("conv", "conv_transpose", "patch", "unpatch", "patched")
-
-
-def __getattr__(name: str) -> Any:
-    if name in _AUTOGRAD:
-        from . import torch_autograd
-
-        return getattr(torch_autograd, name)
-    raise AttributeError(f"module 'convgrad.torch' has no attribute {name!r}")
