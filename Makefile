@@ -8,7 +8,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 FEW_THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu test-pages lint bench verify native-dev test-asan clean
+.PHONY: help demo test test-gpu test-pages docs lint bench verify native-dev test-asan clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -29,6 +29,10 @@ test-gpu: ## the GPU backend's tests on this machine's GPU, with the environment
 
 test-pages: .venv/test-installed ## the HTML pages in headless Chromium, which must be installed
 	CONVGRAD_TEST_PAGES=1 $(BIN)/python -m pytest -q tests/pages
+
+docs: .venv/docs-installed ## the documentation site in build/site; a warning or a dead link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 lint: .venv/test-installed ## ruff and mypy --strict
 	$(BIN)/ruff check src tests examples bench
@@ -67,6 +71,10 @@ clean: ## remove the environment and everything built
 .venv/test-installed: .venv/bin/python $(SOURCES)
 	$(PIP) install '.[test]'
 	touch .venv/installed $@
+
+.venv/docs-installed: .venv/test-installed
+	$(PIP) install '.[docs]'
+	touch $@
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("convgrad needs Python 3.10 or newer" if sys.version_info < (3, 10) else 0)'
