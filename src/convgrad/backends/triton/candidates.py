@@ -23,7 +23,6 @@ from . import (
     slide_plans,
     span_plans,
     wide_plans,
-    window_plans,
 )
 from .flat import flattened
 from .geometry import Geometry, geometry
@@ -107,8 +106,6 @@ def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
         yield choice_of("groups", groups)
     for spans in span_plans.worth_measuring(problem, geo):
         yield choice_of("spans", spans)
-    for window in window_plans.worth_measuring(problem, geo):
-        yield choice_of("windows", window)
     yield from wide_plans.worth_measuring(problem, geo)
     for rows in row_plans.worth_measuring(problem, geo):
         yield choice_of("rows", rows)

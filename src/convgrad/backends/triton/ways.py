@@ -28,7 +28,6 @@ from . import (
     row_plans,
     span_plans,
     wide_plans,
-    window_plans,
 )
 from .bias_parts import bias_add_step, with_bias
 from .geometry import Geometry, strides_of
@@ -76,7 +75,7 @@ def gather_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choi
 
 def weight_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
     """Ways to the weight gradient, the fastest first; only the chosen one where there is a choice."""
-    offers = (weight_by_parts, weight_by_points, weight_by_blocks, by_whole_groups, by_spans, by_windows, by_wider,
+    offers = (weight_by_parts, weight_by_points, weight_by_blocks, by_whole_groups, by_spans, by_wider,
               by_lines, by_rows, by_decoded_lines)
     return fastest_first(offers, problem, geo, max_workspace, choice)
 
@@ -343,16 +342,6 @@ def by_spans(problem: Problem, geo: Geometry, max_workspace: int | None, choice:
         return None
     tile = plan.tile
     return collected(problem, plan, f"spans_{short(problem)}_{tile.fold}x{tile.BN}_split{tile.splits}", str(tile),
-                     tile.seconds)
-
-
-def by_windows(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
-    """Few channels on one side: windows of a line read from shared memory."""
-    plan = window_plans.for_problem(problem, geo, max_workspace, choice)
-    if plan is None:
-        return None
-    tile = plan.tile
-    return collected(problem, plan, f"windows_{short(problem)}_{tile.RT * 64}x{tile.BN}_split{tile.splits}", str(tile),
                      tile.seconds)
 
 
