@@ -69,7 +69,7 @@ Offer = Callable[[Problem, Geometry, int | None, Choice | None], Way | None]
 
 def gather_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
     """Ways to the output or the input gradient, the fastest first; only the chosen one where there is a choice."""
-    offers = (gather_by_points, input_by_blocks, by_cells, by_joined_groups, by_box_lines, by_boxes)
+    offers = (gather_by_points, input_by_blocks, by_cells, by_joined_groups, by_box_lines)
     return fastest_first(offers, problem, geo, max_workspace, choice)
 
 
@@ -186,24 +186,6 @@ def by_joined_groups(problem: Problem, geo: Geometry, max_workspace: int | None,
     return Way(f"joined_{short(problem)}_{tile.BM}x{tile.BN}x{tile.CB}", f"{geo.groups} groups joined, {tile}",
                tile.seconds + joined_plans.JOIN_SECONDS, 4 * plan.words,
                lambda operands, result: plan.take(operands[0], result), run)
-
-
-def by_boxes(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
-    """The plain twin of box lines, which the interpreter runs too."""
-    is_input = problem.wrt == "input"
-    if choice["kernel"] != "box" if choice is not None else \
-            not (worth_boxes(problem, geo) and box_plans.gather_fits(problem, geo)):
-        return None
-    tile = box_plans.choose_box_gather(geo, is_input, box_plans.is_patch(problem, geo)) if choice is None else \
-        box_plans.BoxTile(**fields_of(choice))
-    step = box_plans.box_gather(problem, geo, tile)
-
-    def takes(operands: Operands, result: Any) -> bool:
-        return (box_plans.tensors_fit(operands[0]) and box_plans.weight_rows_fit(operands[1])
-                and (is_input or box_plans.folds(geo, operands[0])))
-
-    return Way(f"box_{short(problem)}_{math.prod(tile.box)}x{tile.BN}x{tile.CB}", str(tile), math.inf, 0, takes,
-               lambda operands, result, workspace: step(*operands, result))
 
 
 def worth_boxes(problem: Problem, geo: Geometry) -> bool:
