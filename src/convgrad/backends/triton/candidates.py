@@ -18,7 +18,6 @@ from . import (
     group_plans,
     joined_plans,
     line_plans,
-    row_plans,
     slide_box_plans,
     slide_plans,
     span_plans,
@@ -95,8 +94,6 @@ def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     for spans in span_plans.worth_measuring(problem, geo):
         yield choice_of("spans", spans)
     yield from wide_plans.worth_measuring(problem, geo)
-    for rows in row_plans.worth_measuring(problem, geo):
-        yield choice_of("rows", rows)
     lines = line_plans.worth_measuring(problem, geo)
     for tile in lines:
         yield choice_of("lines", tile)

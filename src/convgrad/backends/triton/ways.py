@@ -25,7 +25,6 @@ from . import (
     line_plans,
     part_plans,
     point_plans,
-    row_plans,
     span_plans,
     wide_plans,
 )
@@ -35,7 +34,7 @@ from .launch import Launch, Step
 from .numbers_on_device import rounding, scratch
 from .part_sums import add_parts_kernel
 from .tiles import MULTIPROCESSORS, packs_phases, reduce_tile, workspace_limit
-from .tuning import Choice, fields_of, left_out, tuned
+from .tuning import Choice, left_out, tuned
 
 Operands = tuple[Any, ...]
 DECODE_SECONDS = 6e-6  # of two kernels that copy, beside their bytes
@@ -76,7 +75,7 @@ def gather_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choi
 def weight_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
     """Ways to the weight gradient, the fastest first; only the chosen one where there is a choice."""
     offers = (weight_by_parts, weight_by_points, weight_by_blocks, by_whole_groups, by_spans, by_wider,
-              by_lines, by_rows, by_decoded_lines)
+              by_lines, by_decoded_lines)
     return fastest_first(offers, problem, geo, max_workspace, choice)
 
 
@@ -289,24 +288,6 @@ def by_decoded_lines(problem: Problem, geo: Geometry, max_workspace: int | None,
     return Way(f"decoded_{lines.name}", f"16-bit copies of both operands, then {lines.note}",
                lines.seconds + DECODE_SECONDS + 1.5 * sum(sizes) / DECODE_RATE, 4 * words,
                lambda operands, result: True, run)
-
-
-def by_rows(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
-    """Weight gradients by FP8 products: 8-bit copies of both operands as rows of pixels first."""
-    if choice is not None and choice["kernel"] != "rows":
-        return None
-    measured = None if choice is None else row_plans.RowTile(**fields_of(choice))
-    plan = row_plans.for_problem(problem, geo, max_workspace, measured)
-    if plan is None:
-        return None
-    tile, size = plan.tile, sum(plan.sizes)
-
-    def run(operands: Operands, result: Any, workspace: Any) -> None:
-        dy, x = operands
-        plan.write(dy, x, result, scratch(problem, workspace, (size // 4,), result).view(torch.uint8))
-
-    return Way(f"rows_{short(problem)}_{tile.BK}x{tile.CB}_{tile.programs}", str(tile), tile.seconds, size,
-               lambda operands, result: row_plans.take(*operands), run)
 
 
 def by_wider(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
