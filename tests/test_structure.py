@@ -44,7 +44,7 @@ def imports_of(module: str) -> set[str]:
 
 
 def family(module: str, group: str) -> str | None:
-    """The backend or front end that a module belongs to: frontends/torch_autograd.py is of the torch family."""
+    """The backend or front end that a module belongs to: frontends/torch/tensors.py is of the torch family."""
     if not module.startswith(f"convgrad.{group}."):
         return None
     return module.split(".")[2].partition("_")[0]
