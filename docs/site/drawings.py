@@ -57,7 +57,8 @@ def halo(conv: Conv, cut: int) -> str:
     parts = ['<text x="8" y="24">dx</text><text x="8" y="104">dy</text>']
 
     def needed(first: int, last: int) -> set[int]:
-        return {i + low - k for i in range(first, last) for k in range(conv.kernel_size[0])} & set(range(conv.out_size[0]))
+        reached = {i + low - k for i in range(first, last) for k in range(conv.kernel_size[0])}
+        return reached & set(range(conv.out_size[0]))
 
     left, right = needed(0, cut), needed(cut, size)
     for i in range(size):
@@ -84,5 +85,5 @@ def blocked_sum(blocks: int) -> str:
             parts.append(f'<path d="M{a} {y}V{y + 20}H{b}V{y}M{middle} {y + 20}v16" fill="none" stroke="#888"/>')
             joined.append(middle)
         level, y = joined, y + 36
-    parts.append(f'<text class="note" x="60" y="{y + 18}">terms are added one after the other inside a block only</text>')
+    parts.append(f'<text class="note" x="60" y="{y + 18}">only inside a block are terms added one by one</text>')
     return svg(60 + blocks * (width + 10) + 10, y + 30, parts)

@@ -13,7 +13,7 @@ from pathlib import Path
 def pages(folder: Path) -> dict[str, str]:
     """One page for all examples, and the pictures that they drew."""
     made: dict[str, str] = {}
-    parts = ["# Gallery", "", "Each program below ran while this page was built. They are the files of `examples/`.", ""]
+    parts = ["# Gallery", "", "Each program ran while this page was built. They are the files of `examples/`.", ""]
     for path in sorted(folder.glob("*.py")):
         source = path.read_text(encoding="utf-8")
         doc = ast.get_docstring(ast.parse(source)) or path.stem
