@@ -54,12 +54,14 @@ def device_of(backend: str) -> str:
 
 def backend_states() -> dict[str, str | None]:
     """For every backend None when it runs here, or the reason why not."""
-    states: dict[str, str | None] = {}
-    for name in BACKENDS:
-        tiny = Problem(Conv(1, 1, 1, (3,), (2,)), "input", device=device_of(name))
-        try:
-            load(name).plan(tiny)
-            states[name] = None
-        except (Unsupported, ImportError) as error:
-            states[name] = str(error)
-    return states
+    return {name: backend_state(name) for name in BACKENDS}
+
+
+def backend_state(name: str) -> str | None:
+    """None when a backend runs here, or the reason why not."""
+    tiny = Problem(Conv(1, 1, 1, (3,), (2,)), "input", device=device_of(name))
+    try:
+        load(name).plan(tiny)
+        return None
+    except (Unsupported, ImportError) as error:
+        return str(error)

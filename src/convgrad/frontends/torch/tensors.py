@@ -156,6 +156,11 @@ def from_numpy(array: np.ndarray[Any, Any], format_name: str) -> torch.Tensor:
     return tensor.to("cuda" if torch.cuda.is_available() else "cpu", copy=True)  # strides of dense arrays are kept
 
 
+def strided(memory: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], format_name: str) -> torch.Tensor:
+    """Bytes as a tensor of a shape and strides in elements."""
+    return memory.view(TORCH_DTYPES[format_name]).as_strided(shape, strides)
+
+
 def to_numpy(tensor: torch.Tensor, format_name: str) -> np.ndarray[Any, Any]:
     """The values of a tensor as a NumPy array in the format's storage dtype."""
     integers = AS_INTEGERS.get(tensor.dtype)
