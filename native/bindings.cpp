@@ -1,4 +1,4 @@
-// The only file of the native core that knows Python.
+// The only file of the CPU core that knows Python; prepared GPU calls are bound in gpu/gpu_bindings.cpp.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
@@ -9,6 +9,7 @@
 
 #include "ceilings.h"
 #include "conv.h"
+#include "gpu/gpu_bindings.h"
 #include "scale.h"
 #include "scratch.h"
 #include "threads.h"
@@ -197,4 +198,6 @@ NB_MODULE(_native, module) {
     return nb::make_tuple(found.f32_flops, found.bf16_flops, found.copy_bytes, how);
   });
   module.def("run_products", &run_products, nb::call_guard<nb::gil_scoped_release>());
+  gpu::bind(module);
+  nb::set_leak_warnings(false);  // compiled GPU kernels are kept until the process ends
 }

@@ -351,7 +351,7 @@ def checked(call: Call, arrays: dict[str, Any], outs: dict[str, Any], workspace:
     def run() -> Sequence[Any]:
         chosen.run(operands, targets, workspace)
         if call.again is False and workspace is None and not scales and all([out is None for out in outs.values()]):
-            call.again = kind.again(chosen.run, operands, targets, tuple(results.values()))
+            call.again = kind.again(chosen, operands, targets, tuple(results.values()))
         return tuple([kind.returned(result, like) for result in results.values()])
 
     return run

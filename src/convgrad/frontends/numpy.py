@@ -147,5 +147,5 @@ def workspace_view(workspace: Array) -> Array:
     return workspace
 
 
-def again(run: Any, operands: tuple[Any, ...], targets: tuple[Any, ...], results: tuple[Any, ...]) -> None:
+def again(plan: Any, operands: tuple[Any, ...], targets: tuple[Any, ...], results: tuple[Any, ...]) -> None:
     """No shorter way."""

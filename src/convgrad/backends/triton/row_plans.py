@@ -298,12 +298,12 @@ class RowPlan:
         sums = {**geo.constants(), "KG": geo.group_out, "CG": geo.group_in, **common, "BY_TAP": rows.by_tap,
                 "SEGMENTS": segments, "BK": tile.BK, "CB": tile.CB, "BP": STEP}
 
-        def table_on(device: Any) -> Any:
-            return constant_tensor(tables[0], device, lambda: torch.tensor(
+        def table_with(like: Any) -> Any:
+            return constant_tensor(tables[0], like, lambda device: torch.tensor(
                 self.schedule.table(), dtype=torch.int32, device=device))
 
-        def shared_on(device: Any) -> Any:
-            return constant_tensor(tables[1], device, lambda: torch.tensor(
+        def shared_with(like: Any) -> Any:
+            return constant_tensor(tables[1], like, lambda device: torch.tensor(
                 self.schedule.shared, dtype=torch.int32, device=device))
 
         def copy(dy: Any, dy_rows: Any, x: Any, x_rows: Any) -> Launch:
@@ -324,7 +324,7 @@ class RowPlan:
         def leading(dy_rows: Any, x_rows: Any, result: Any, slots: Any, flags: Any) -> tuple[Any, ...]:
             return (row_box(dy_rows, geo.group_out, y_count, y_length, y_pitch, tile.BK),
                     row_box(x_rows, geo.group_in, x_count, x_length, x_pitch, tile.CB), result, slots, flags,
-                    table_on(flags.device))
+                    table_with(flags))
 
         def sum_steps(dy_rows: Any, x_rows: Any, result: Any, slots: Any, flags: Any) -> Launch:
             ring = min(6, SHARED_BYTES // (tile.together * STEP * (tile.BK + tile.CB)))
@@ -338,14 +338,14 @@ class RowPlan:
                        int(rows.by_tap), rows.copies, segments, tile.BK, tile.CB)
             return Launch((programs,), scalars,
                           {"BP": STEP, "FEW": AGAIN, "FLAGS": 256, "SETTLE": not INTERPRETED}, 8, 1,
-                          lambda *tensors: (*tensors, table_on(flags.device)))
+                          lambda *tensors: (*tensors, table_with(flags)))
 
         def add(slots: Any, result: Any) -> Launch:
             few = 1024 // tile.CB
             return Launch((len(self.schedule.shared), tile.BK // few),
                           (*strides_of(result), *geo.kernel[1:], geo.group_out, geo.group_in),
                           {"BK": tile.BK, "CB": tile.CB, "FEW": few, "AT_ONCE": 8}, 4, 1,
-                          lambda *tensors: (*tensors, shared_on(slots.device)))
+                          lambda *tensors: (*tensors, shared_with(slots)))
 
         return (Step(pixel_rows_kernel, copy), Step(row_weight_kernel, sum_steps), Step(masked_rows_kernel, sum_again),
                 Step(add_slots_kernel, add))
