@@ -151,7 +151,7 @@ def test_patch_keeps_state_and_can_be_undone() -> None:
     net = model()
     before = {k: v.clone() for k, v in net.state_dict().items()}
     with convgrad.torch.patched(net):
-        assert type(net[0]).__module__ == "convgrad.frontends.torch_autograd"
+        assert type(net[0]).__module__ == "convgrad.frontends.torch.patching"
         assert copy.deepcopy(net).state_dict().keys() == before.keys()
     assert type(net[0]) is nn.Conv2d and type(net[3]) is nn.ConvTranspose2d
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())

@@ -1,7 +1,4 @@
-"""`import convgrad.torch`: another name of `convgrad.frontends.torch`, differentiable convolutions for PyTorch."""
-
-import sys
+"""convgrad for PyTorch: differentiable convolutions, and our gradients behind PyTorch's own layers."""
 
 from .frontends.torch import *  # noqa: F403
-
-sys.modules[__name__] = sys.modules["convgrad.frontends.torch"]
+from .frontends.torch import __all__ as __all__

@@ -134,7 +134,7 @@ def run_problem(problem: Problem, operands: dict[str, Array], backend: str | Non
     if problem.device == "cpu":
         chosen.run(stored, results, None)
         return results
-    from .frontends import torch as tensors
+    from .frontends.torch import tensors
 
     on_device = (*(tensors.from_numpy(array, problem.dtype) for array in stored[:len(problem.operands)]),
                  *(tensors.from_numpy(operands[name], "float32") for name in problem.scales))

@@ -27,6 +27,13 @@ class Kind(Protocol):
     def format_of(self, array: Any, name: str, dtype: str | None) -> str:
         """Name of the number format of an operand."""
 
+    def threads(self) -> int | None:
+        """Threads for a call on the CPU that does not say; None: our default. Part of the signature where it varies."""
+
+    def execute(self, run: Callable[..., Any], operands: tuple[Any, ...], targets: tuple[Any, ...],
+                workspace: Any) -> None:
+        """Call a plan's `run`, on the threads that these arrays' library has."""
+
     def operand(self, array: Any, name: str, order: tuple[int, ...] | None, format_name: str) -> Any:
         """The operand as a backend takes it: a view in canonical axis order."""
 
@@ -56,8 +63,8 @@ class Kind(Protocol):
 
 
 # Top-level package of an array's type -> front end module. Imported when such an array appears, never before.
-KINDS = {"torch": "convgrad.frontends.torch", "cupy": "convgrad.frontends.dlpack", "jax": "convgrad.frontends.dlpack",
-         "jaxlib": "convgrad.frontends.dlpack"}
+KINDS = {"torch": "convgrad.frontends.torch.tensors", "cupy": "convgrad.frontends.dlpack",
+         "jax": "convgrad.frontends.dlpack", "jaxlib": "convgrad.frontends.dlpack"}
 MOST_TYPES = 64
 _known_types: dict[type, Kind] = {ndarray: cast(Kind, _numpy)}
 

@@ -12,6 +12,7 @@ from triton import knobs
 
 from .descriptors import BoxDescriptor
 from .direct import understands
+from .packed_adds import compiled_without
 from .recording import launch_at_once
 
 INTERPRETED: bool = bool(knobs.runtime.interpret)
@@ -55,7 +56,7 @@ class Step:
         if INTERPRETED:
             self.kernel[launch.grid](*first, *launch.scalars, **launch.constants)
             return
-        compiled = self.kernel.warmup(*first, *launch.scalars, grid=launch.grid, **launch.constants, **launch.options)
+        compiled = self.compiled(first, launch)
         if getattr(current, "only_compile", False):  # see ahead.py
             return
         recording = getattr(current, "recording", None)
@@ -72,6 +73,11 @@ class Step:
             recording.add(compiled, launch.grid, arguments)
         else:
             launch_at_once(compiled, launch.grid, arguments)
+
+    def compiled(self, first: tuple[Any, ...], launch: Launch) -> Any:
+        """The kernel, compiled for these arguments."""
+        return compiled_without(self.kernel, lambda: self.kernel.warmup(
+            *first, *launch.scalars, grid=launch.grid, **launch.constants, **launch.options))
 
 
 def aligned_strides(strides: Sequence[int], limit: int = 16) -> tuple[int, tuple[int, ...]]:
