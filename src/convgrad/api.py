@@ -98,14 +98,14 @@ def input_grad(grad_output: Any, weight: Any, input_size: Ints, *, stride: Ints 
                backend: str | None = None, num_threads: int | None = None) -> Any:
     """Gradient of a convolution with respect to its input.
 
+    Parameters not listed are those of `conv`; `scales` names "grad_output", "weight", "input_grad".
+
     Parameters
     ----------
     grad_output, weight : array
         Gradient of the output (N, K, spatial) and weight (K, C/groups, spatial).
     input_size : int or one int per spatial axis
         Spatial size of the input; strided convolutions do not determine it.
-
-    The other parameters are those of `conv`; `scales` names "grad_output", "weight", "input_grad".
 
     Returns
     -------
@@ -137,14 +137,14 @@ def weight_grad(grad_output: Any, input: Any, kernel_size: Ints, *, stride: Ints
                 backend: str | None = None, num_threads: int | None = None) -> Any:
     """Gradient of a convolution with respect to its weight.
 
+    Parameters not listed are those of `conv`; `scales` names "grad_output", "input", "weight_grad".
+
     Parameters
     ----------
     grad_output, input : array
         Gradient of the output (N, K, spatial) and input (N, C, spatial).
     kernel_size : int or one int per spatial axis
         Spatial size of the weight.
-
-    The other parameters are those of `conv`; `scales` names "grad_output", "input", "weight_grad".
 
     Returns
     -------
@@ -204,6 +204,9 @@ def conv_backward(grad_output: Any, input: Any, weight: Any, *, stride: Ints = 1
                   num_threads: int | None = None) -> tuple[Any, Any, Any]:
     """All gradients of a convolution in one call.
 
+    Parameters not listed are those of `conv`; `scales` names "grad_output", "input", "weight", "input_grad",
+    "weight_grad", "bias_grad".
+
     Parameters
     ----------
     grad_output, input, weight : array
@@ -212,9 +215,6 @@ def conv_backward(grad_output: Any, input: Any, weight: Any, *, stride: Ints = 1
         Which of the gradients of input, weight and bias to compute.
     out : three arrays or None, optional
         Receive the results.
-
-    The other parameters are those of `conv`; `scales` names "grad_output", "input", "weight", "input_grad",
-    "weight_grad", "bias_grad".
 
     Returns
     -------
@@ -258,15 +258,15 @@ def conv_transpose(input: Any, weight: Any, *, stride: Ints = 1, padding: Paddin
                    backend: str | None = None, num_threads: int | None = None) -> Any:
     """Transposed convolution: `input` (N, C, spatial), `weight` (C, K/groups, spatial) as in PyTorch.
 
+    Parameters not listed are those of `conv`; with "same_upper" or "same_lower" the output has stride times the
+    size of the input.
+
     Parameters
     ----------
     output_padding : int or one int per axis
         Extra positions at the high end of the output; those that no tap reaches are 0.
     weight_layout : str, optional
         I is the channel axis of the input, O of the output; the default is I, O, spatial.
-
-    The other parameters are those of `conv`; with "same_upper" or "same_lower" the output has stride times the
-    size of the input.
 
     Returns
     -------
@@ -307,6 +307,8 @@ def conv_transpose_backward(grad_output: Any, input: Any, weight: Any, *, stride
                             num_threads: int | None = None) -> tuple[Any, Any, Any]:
     """All gradients of a transposed convolution.
 
+    Parameters not listed are those of `conv_transpose`.
+
     Parameters
     ----------
     grad_output, input, weight : array
@@ -315,8 +317,6 @@ def conv_transpose_backward(grad_output: Any, input: Any, weight: Any, *, stride
         Which of the gradients of input, weight and bias to compute.
     out : three arrays or None, optional
         Receive the results.
-
-    The other parameters are those of `conv_transpose`.
 
     Returns
     -------

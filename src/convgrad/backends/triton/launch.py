@@ -15,6 +15,7 @@ from triton.runtime.jit import MockTensor
 
 from .descriptors import BoxDescriptor
 from .direct import Prepared, understands
+from .packed_adds import compiled_without
 
 INTERPRETED: bool = bool(knobs.runtime.interpret)
 current = threading.local()  # of this thread: .recording (see replay.py), .only_compile (see ahead.py)
@@ -59,9 +60,9 @@ class Step:
             return
         if getattr(current, "only_compile", False):  # see ahead.py: the tensors have no memory
             first = tuple(MockTensor(value.dtype) if isinstance(value, torch.Tensor) else value for value in first)
-            self.kernel.warmup(*first, *launch.scalars, grid=launch.grid, **launch.constants, **launch.options)
+            self.compiled(first, launch)
             return
-        compiled = self.kernel.warmup(*first, *launch.scalars, grid=launch.grid, **launch.constants, **launch.options)
+        compiled = self.compiled(first, launch)
         recording = getattr(current, "recording", None)
         if not understands(compiled):
             assert not any(isinstance(value, BoxDescriptor) for value in first), "boxes are for our own launches only"
@@ -76,6 +77,11 @@ class Step:
         prepared.launch(driver.active.get_current_stream(device))
         if recording is not None:
             recording.add(prepared)
+
+    def compiled(self, first: tuple[Any, ...], launch: Launch) -> Any:
+        """The kernel, compiled for these arguments."""
+        return compiled_without(self.kernel, lambda: self.kernel.warmup(
+            *first, *launch.scalars, grid=launch.grid, **launch.constants, **launch.options))
 
 
 def aligned_strides(strides: Sequence[int], limit: int = 16) -> tuple[int, tuple[int, ...]]:
