@@ -72,9 +72,12 @@ class logical_tensor:
             dims, layout = None, dims
         rank_only = isinstance(dims, int)
         self.dims = None if dims is None else (UNKNOWN_DIM,) * dims if isinstance(dims, int) else tuple(dims)
-        strided = layout is not None and not isinstance(layout, logical_tensor.layout_type)
-        self.strides = tuple(layout) if strided else None  # type: ignore[arg-type]
-        self.layout = logical_tensor.layout_type.strided if strided else layout
+        self.strides: tuple[int, ...] | None = None
+        self.layout = logical_tensor.layout_type.undef
+        if isinstance(layout, logical_tensor.layout_type):
+            self.layout = layout
+        elif layout is not None:
+            self.strides, self.layout = tuple(layout), logical_tensor.layout_type.strided
         self.property = ptype
         if not rank_only and self.strides is not None and self.dims is not None \
                 and len(self.strides) != len(self.dims):
@@ -102,7 +105,7 @@ class logical_tensor:
         return tuple(math.prod(self.get_dims()[axis + 1:]) for axis in range(len(self.get_dims())))
 
     def get_layout_type(self) -> layout_type:
-        return logical_tensor.layout_type.undef if self.layout is None else self.layout
+        return self.layout
 
     def get_mem_size(self) -> int:
         if self.shape is None:
@@ -120,7 +123,7 @@ class logical_tensor:
 
 
 def names(title: str, words: Sequence[str]) -> Any:
-    return Enum(title, [(word, word) for word in words], type=str)  # type: ignore[call-overload]
+    return Enum(title, [(word, word) for word in words], type=str)
 
 
 class op:
