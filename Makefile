@@ -9,7 +9,7 @@ FUZZ ?= --seconds 3600
 FEW_THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu lint bench verify fuzz native-dev test-asan clean
+.PHONY: help demo test test-gpu test-pages docs lint bench verify fuzz native-dev test-asan clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -17,7 +17,7 @@ help: ## list the targets
 demo: .venv/installed ## install into .venv and show what it does on this machine
 	$(BIN)/convgrad
 	$(BIN)/python examples/numpy_gradients.py
-	$(if $(wildcard src/convgrad/benchmark),$(BIN)/convgrad demo)
+	$(if $(wildcard src/convgrad/benchmark),$(BIN)/convgrad demo --html build/demo.html)
 
 test: .venv/test-installed ## all tests, against the installed package
 	$(FEW_THREADS) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests
@@ -27,6 +27,13 @@ ON_GPU := PYTHONPATH=src TRITON_INTERPRET=0 $(FEW_THREADS) $(PYTHON) -m pytest -
 test-gpu: ## the GPU backend's tests on this machine's GPU, with the environment's own torch, triton, pytest-xdist
 	$(ON_GPU) -m "not alone" -n $(WORKERS) --dist worksteal
 	$(ON_GPU) -m alone
+
+test-pages: .venv/test-installed ## the HTML pages in headless Chromium, which must be installed
+	CONVGRAD_TEST_PAGES=1 $(BIN)/python -m pytest -q tests/pages
+
+docs: .venv/docs-installed ## the documentation site in build/site; a warning or a dead link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 lint: .venv/test-installed ## ruff and mypy --strict
 	$(BIN)/ruff check src tests examples bench
@@ -68,6 +75,10 @@ clean: ## remove the environment and everything built
 .venv/test-installed: .venv/bin/python $(SOURCES)
 	$(PIP) install '.[test]'
 	touch .venv/installed $@
+
+.venv/docs-installed: .venv/test-installed
+	$(PIP) install '.[docs]'
+	touch $@
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("convgrad needs Python 3.10 or newer" if sys.version_info < (3, 10) else 0)'

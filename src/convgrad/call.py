@@ -172,9 +172,6 @@ def transposed_geometry(arrays: dict[str, Any], options: Options, stride: Ints, 
     strides, dilations = checked_ints(stride, "stride", axes, 1), checked_ints(dilation, "dilation", axes, 1)
     extra = checked_ints(output_padding, "output_padding", axes, 0)
     groups = checked_int(groups, "groups", 1)
-    for axis, (more, step) in enumerate(zip(extra, strides)):
-        if more >= step:
-            raise ValueError(f"output_padding[{axis}]={more} must be less than stride[{axis}]={step}")
     if weight[0] != channels:
         raise ValueError(f"weight has {weight[0]} input channels, but the input has {channels}")
     if channels % groups:
@@ -190,6 +187,9 @@ def transposed_geometry(arrays: dict[str, Any], options: Options, stride: Ints, 
             else checked_padding(padding, axes)
         large = tuple((size - 1) * step + d * (k - 1) + 1 + more - low - high for size, step, d, k, more, (low, high)
                       in zip(small, strides, dilations, kernel, extra, pads))
+    for axis, (more, step) in enumerate(zip(extra, strides)):
+        if more >= step:
+            raise ValueError(f"output_padding[{axis}]={more} must be less than stride[{axis}]={step}")
     if any(size < 0 for size in large):
         raise ValueError(f"padding {pads} is larger than the output: input size {tuple(small)}, kernel {kernel}, "
                          f"stride {strides}, dilation {dilations} give {large}")
@@ -203,6 +203,54 @@ def transposed_geometry(arrays: dict[str, Any], options: Options, stride: Ints, 
             raise ValueError(f"grad_output has shape {shape}, but the output of this transposed convolution has "
                              f"{geometry.input_shape} (batch, channels, spatial)")
     return geometry
+
+
+def reached_part(arrays: dict[str, Any], options: Options, stride: Ints, padding: Padding,
+                 output_padding: Ints) -> tuple[Padding, Ints, tuple[int, ...]]:
+    """Padding and output_padding of a transposed convolution with output_padding below the stride, and what is left.
+
+    output_padding first takes the place of the padding at the end. What then goes beyond the last tap by a stride or
+    more is reached by nothing: those positions per axis are left to the caller, as zeros at the high end.
+    """
+    names = {"grad_output": "input", "input": "grad_output"}
+    axes = _axes(arrays, names)
+    extra, steps = checked_ints(output_padding, "output_padding", axes, 0), checked_ints(stride, "stride", axes, 1)
+    if all(more < step for more, step in zip(extra, steps)):
+        return padding, output_padding, ()
+    if isinstance(padding, str) and padding != "valid":
+        return padding, output_padding, ()  # refused: the padding fixes the size
+    pairs = ((0, 0),) * axes if isinstance(padding, str) else checked_padding(padding, axes)
+    beyond = [max(0, more - high) for more, (_, high) in zip(extra, pairs)]
+    left = tuple(more if more >= step else 0 for more, step in zip(beyond, steps))
+    return (tuple((low, max(0, high - more)) for more, (low, high) in zip(extra, pairs)),
+            tuple(more - rest for more, rest in zip(beyond, left)), left)
+
+
+def without_rest(array: Any, left: tuple[int, ...], options: Options) -> Any:
+    """A view of an array of the output's shape without the positions at the high end that nothing reaches."""
+    order = _order("input", len(left), options)
+    window: list[slice] = [slice(None)] * array.ndim
+    for rest, axis in zip(left, order[2:]):
+        window[axis] = slice(max(0, array.shape[axis] - rest))
+    return array[tuple(window)]
+
+
+def with_rest(call: Call, arrays: dict[str, Any], out: Any, left: tuple[int, ...], options: Options,
+              prepare_run: Callable[[Any], Callable[[], Sequence[Any]]]) -> Any:
+    """Run a transposed convolution into the part of its output that taps reach; the rest of the output is 0."""
+    like, out_format = next(iter(arrays.values())), call.plan.problem.out_dtype
+    shape = list(call.result_shapes[0])
+    for rest, axis in zip(left, _order("input", len(left), options)[2:]):
+        shape[axis] += rest
+    if out is None:
+        whole = call.kind.empty(tuple(shape), out_format, like)
+    else:
+        whole = out
+        call.kind.check_out(out, tuple(shape), out_format, "out", arrays)
+    run = prepare_run(without_rest(whole, left, options))
+    whole[...] = 0
+    run()
+    return call.kind.returned(whole, like)
 
 
 def exchanged(weight_layout: str | None) -> str | None:
@@ -249,8 +297,9 @@ def prepare(key: Any, kind: Kind, wrt: str, geometry: Conv, arrays: dict[str, An
     device, memory_order = kind.home(arrays)
     problem = Problem(geometry, wrt, first, options.out_dtype or "", options.compute or "",
                       options.layout or memory_order or "", options.weight_layout or "", device, bool(options.scaled))
+    threads = kind.threads() if options.num_threads is None and device == "cpu" else options.num_threads
     chosen = plan(problem, backend=options.backend, max_workspace_bytes=options.max_workspace_bytes,
-                  num_threads=options.num_threads)
+                  num_threads=threads)
     axes = geometry.axes
     orders = [_order(name, axes, options) for name in problem.operands]
     shapes, result_orders = [], []
@@ -349,9 +398,9 @@ def checked(call: Call, arrays: dict[str, Any], outs: dict[str, Any], workspace:
         workspace = kind.workspace_view(workspace)
 
     def run() -> Sequence[Any]:
-        chosen.run(operands, targets, workspace)
+        kind.execute(chosen.run, operands, targets, workspace)
         if call.again is False and workspace is None and not scales and all([out is None for out in outs.values()]):
-            call.again = kind.again(chosen.run, operands, targets, tuple(results.values()))
+            call.again = kind.again(chosen, operands, targets, tuple(results.values()))
         return tuple([kind.returned(result, like) for result in results.values()])
 
     return run

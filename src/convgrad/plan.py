@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from .problem import Plan, Problem, Unsupported, checked_int
 
@@ -19,6 +19,25 @@ BACKENDS = {
 }
 # Who is asked when the caller names no backend. The reference is never in this list: it is a thousand times slower.
 ORDER = {"cpu": ("native",), "cuda": ("triton",)}
+
+
+class Prepared(Protocol):
+    """A call with nothing left to decide: addresses in, work started; what front ends keep for calls that repeat.
+
+    `run` may be called by several threads. It releases the interpreter's lock and, on a GPU, starts the work on a
+    stream without waiting for it. A failure is a RuntimeError that names the kernel and the problem.
+    """
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Size of the workspace that `run` needs, aligned to 64 bytes on the CPU and to 512 on a GPU."""
+
+    def run(self, addresses: Sequence[int], stream: int = 0, workspace: int = 0) -> None:
+        """Run on tensors that begin at `addresses`: the operands, then the results, in the order of `Plan.run`.
+
+        `stream` is the handle of a CUDA stream (0 is the default stream), `workspace` the address of so many bytes.
+        """
+
 
 Call = Callable[[], None]
 CACHE_LIMIT = 4096
@@ -134,6 +153,7 @@ def _compose(problem: Problem, backend: str | None, max_workspace_bytes: int | N
     backends = list(dict.fromkeys(part.backend for part in parts))
     alike = len(backends) == 1 and not problem.scaled  # scales need not be tensors
     as_one = getattr(load(backends[0]), "as_one", None) if alike else None
-    return Plan(problem, "+".join(backends), " + ".join(part.kernel for part in parts),
-                as_one(run, calls) if as_one else run, max(part.workspace_bytes for part in parts),
-                tuple(note for part in parts for note in (f"{part.problem.wrt}: {part.kernel}", *part.notes)))
+    composed = Plan(problem, "+".join(backends), " + ".join(part.kernel for part in parts), run,
+                    max(part.workspace_bytes for part in parts),
+                    tuple(note for part in parts for note in (f"{part.problem.wrt}: {part.kernel}", *part.notes)))
+    return as_one(composed, calls) if as_one else composed
