@@ -112,8 +112,8 @@ def test_what_matters_is_kept() -> None:
                      if any(view.broadcast for view in case.views) and case.limit == 5
                      and case.problem.layout == "NHWC" and case.problem.conv.groups > 2), None)
 
-    case = Case.parse("input_grad bf16 n4 c24 k12 i9x11 w3x2 s2x1 g12 NHWC OHWI ; seed=9 views=offset,gaps1+broadcast02,"
-                      "plain limit=5")
+    case = Case.parse("input_grad bf16 n4 c24 k12 i9x11 w3x2 s2x1 g12 NHWC OHWI ; seed=9 "
+                      "views=offset,gaps1+broadcast02,plain limit=5")
     assert str(shrink(case, first_failing)) == \
         "input_grad f32 n1 c3 k3 i1x1 w1x1 g3 NHWC ; views=plain,broadcast2,plain limit=5"
 
