@@ -100,7 +100,7 @@ def has_gpu() -> bool:
         from ..frontends.torch import tensors
     except ImportError:
         return False
-    return bool(tensors.torch.cuda.is_available())
+    return tensors.has_gpu()
 
 
 def repeat(case: Case, backend: str, plan_only: bool) -> int:
