@@ -167,8 +167,8 @@ bad(TypeError, "dtype must be a string, got ['f32']", lambda: conv(dtype=["f32"]
 bad(TypeError, "out_dtype must be a string, got {}", lambda: conv(out_dtype={}))
 bad(TypeError, "compute must be a string, got []", lambda: conv(compute=[]))
 bad(TypeError, "layout must be a string such as 'NCHW', got {}", lambda: conv(layout={}))
-bad(TypeError, "out_dtype must be a string such as 'float32', got ('float32',)",
-    lambda: Problem(Conv(1, 1, 1, (1,), (1,)), out_dtype=("float32",)))  # type: ignore[arg-type]
+bad(TypeError, f"out_dtype=['float32'] is none of {KNOWN}",
+    lambda: Problem(Conv(1, 1, 1, (1,), (1,)), out_dtype=["float32"]))  # type: ignore[arg-type]
 bad(TypeError, f"out_dtype='int8' is none of {KNOWN}", lambda: conv(out_dtype="int8"))
 bad(ValueError, f"compute='fp4' is none of {MODES}", lambda: conv(compute="fp4"))
 bad(ValueError, "compute='fp8' does not go with float32 operands: it takes float8_e4m3fn or float8_e5m2 as it is and "

@@ -347,9 +347,7 @@ def default_compute(dtype: str) -> str:
 
 
 def checked_dtype(dtype: str, name: str) -> str:
-    if not isinstance(dtype, str):
-        raise TypeError(f"{name} must be a string such as 'float32', got {dtype!r}")
-    if dtype not in LONG_DTYPE:
+    if not isinstance(dtype, str) or dtype not in LONG_DTYPE:
         raise TypeError(f"{name}={dtype!r} is none of {', '.join(DTYPES)}")
     return LONG_DTYPE[dtype]
 
