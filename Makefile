@@ -5,10 +5,11 @@ BIN := .venv/bin
 SOURCES := $(shell find src native -type f ! -name '*.so' ! -name '*.pyc') CMakeLists.txt pyproject.toml README.md LICENSE
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 # Two test processes with two threads each are faster than two with as many threads as processors.
+FUZZ ?= --seconds 3600
 FEW_THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu test-pages docs lint bench verify native-dev test-asan test-bf16 clean
+.PHONY: help demo test test-gpu test-pages docs lint bench verify fuzz native-dev test-asan test-bf16 clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -43,6 +44,9 @@ bench: .venv/test-installed ## time real layers beside their peers
 
 verify: .venv/installed ## every backend against the reference on all geometries
 	$(BIN)/convgrad verify
+
+fuzz: .venv/installed ## random problems for an hour: make fuzz FUZZ="--backend triton --seconds 600"
+	$(BIN)/convgrad fuzz $(FUZZ)
 
 native-dev: ## build the C++ module into src/convgrad, for work with PYTHONPATH=src
 	cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE=$$(command -v $(PYTHON)) -DCONVGRAD_DEV=ON

@@ -35,6 +35,7 @@ COMMANDS = {
     "onednn": "convgrad.frontends.onednn.command",
     "ascendc": "convgrad.frontends.ascendc.commands",
     "tune": "convgrad.backends.triton.tune",
+    "fuzz": "convgrad.fuzz.command",
 }
 
 # The self-check: one problem of each kind, all formats, in a second or two.

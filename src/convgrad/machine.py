@@ -65,12 +65,14 @@ def cuda_missing() -> str | None:
 
 def backend_states() -> dict[str, str | None]:
     """For every backend None when it runs here, or the reason why not."""
-    states: dict[str, str | None] = {}
-    for name in BACKENDS:
-        tiny = Problem(Conv(1, 1, 1, (3,), (2,)), "input", device=device_of(name))
-        try:
-            load(name).plan(tiny)
-            states[name] = cuda_missing() if device_of(name) == "cuda" else None
-        except (Unsupported, ImportError) as error:
-            states[name] = str(error)
-    return states
+    return {name: backend_state(name) for name in BACKENDS}
+
+
+def backend_state(name: str) -> str | None:
+    """None when a backend runs here, or the reason why not."""
+    tiny = Problem(Conv(1, 1, 1, (3,), (2,)), "input", device=device_of(name))
+    try:
+        load(name).plan(tiny)
+        return cuda_missing() if device_of(name) == "cuda" else None
+    except (Unsupported, ImportError) as error:
+        return str(error)
