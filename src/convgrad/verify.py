@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .machine import cuda_missing
 from .numbers import FORMATS, allowed_range, decode, encode
 from .plan import plan
-from .problem import Problem, axis_order
+from .problem import Problem, Unsupported, axis_order
 
 Array = npt.NDArray[Any]
 
@@ -175,6 +176,9 @@ def run_problem(problem: Problem, operands: dict[str, Array], backend: str | Non
     if problem.device == "cpu":
         chosen.run(stored, results, None)
         return results
+    missing = cuda_missing()
+    if missing is not None:
+        raise Unsupported(f"'{problem}' cannot run: {missing}")
     from .frontends.torch import tensors
 
     on_device = (*(tensors.from_numpy(array, problem.dtype) for array in stored[:len(problem.operands)]),

@@ -32,6 +32,11 @@ INTEGERS = {1: "|u1", 2: "<i2", 4: "<i4", 8: "<i8"}  # by size, in NumPy's words
 CHANNELS_LAST = {4: (torch.channels_last, "NHWC"), 5: (torch.channels_last_3d, "NDHWC")}
 
 
+def has_cuda() -> bool:
+    """Whether there is a GPU for CUDA tensors."""
+    return torch.cuda.is_available()
+
+
 def signature(arrays: dict[str, Any]) -> Any:
     """Shapes, number formats, what `home` looks at (strides and devices), and the number of threads."""
     return threads(), tuple([(array.shape, array.dtype, array.stride(), array.device) for array in arrays.values()])
