@@ -63,7 +63,6 @@ class Registration:
             self.library = None
         self.registered = wanted
         if wanted is None:
-            self.kernel.clear()
             return
         devices = ("CPU", "CUDA") if torch.version.cuda else ("CPU",)
         self.originals = {device: original(device) for device in devices}
