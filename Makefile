@@ -8,7 +8,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 FEW_THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu lint bench verify native-dev test-asan clean
+.PHONY: help demo test test-gpu test-pages lint bench verify native-dev test-asan clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -16,7 +16,7 @@ help: ## list the targets
 demo: .venv/installed ## install into .venv and show what it does on this machine
 	$(BIN)/convgrad
 	$(BIN)/python examples/numpy_gradients.py
-	$(if $(wildcard src/convgrad/benchmark),$(BIN)/convgrad demo)
+	$(if $(wildcard src/convgrad/benchmark),$(BIN)/convgrad demo --html build/demo.html)
 
 test: .venv/test-installed ## all tests, against the installed package
 	$(FEW_THREADS) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests
@@ -26,6 +26,9 @@ ON_GPU := PYTHONPATH=src TRITON_INTERPRET=0 $(FEW_THREADS) $(PYTHON) -m pytest -
 test-gpu: ## the GPU backend's tests on this machine's GPU, with the environment's own torch, triton, pytest-xdist
 	$(ON_GPU) -m "not alone" -n $(WORKERS) --dist worksteal
 	$(ON_GPU) -m alone
+
+test-pages: .venv/test-installed ## the HTML pages in headless Chromium, which must be installed
+	CONVGRAD_TEST_PAGES=1 $(BIN)/python -m pytest -q tests/pages
 
 lint: .venv/test-installed ## ruff and mypy --strict
 	$(BIN)/ruff check src tests examples bench

@@ -12,6 +12,7 @@
 #include "scale.h"
 #include "scratch.h"
 #include "threads.h"
+#include "torch_team.h"
 
 namespace nb = nanobind;
 
@@ -168,6 +169,18 @@ void scale_sums(nb::handle sums, nb::handle result, std::array<int, 2> types, do
   scale(source, Dtype(types[0]), target, Dtype(types[1]), extent, factor, current_isa(), std::min(threads, max_threads));
 }
 
+// run(operands, results, workspace), with the plans' loops on the threads of the torch that is loaded.
+void run_on_torch_team(nb::handle run, nb::handle operands, nb::handle results, nb::handle workspace) {
+  const ExecutorScope scope(torch_team());
+  run(operands, results, workspace);
+}
+
+// Threads for a call on torch tensors: as many as torch would use, and no more than we have been told to.
+int threads_for_torch() {
+  const int torch = torch_threads();
+  return torch > 0 ? std::min(torch, get_threads()) : get_threads();
+}
+
 }  // namespace
 }  // namespace convgrad
 
@@ -186,6 +199,11 @@ NB_MODULE(_native, module) {
   module.def("isa_available", [](const std::string& name) { return find_isa(name.c_str()) != nullptr; });
   module.def("set_num_threads", &set_threads);
   module.def("get_num_threads", &get_threads);
+  module.def("threads_for_torch", &threads_for_torch);
+  module.def("torch_team", [] { return std::string(torch_team_name()); });
+  module.def("prefer_gomp", &prefer_gomp);
+  module.def("run_on_torch_team", &run_on_torch_team, nb::arg("run"), nb::arg("operands"), nb::arg("results"),
+             nb::arg("workspace").none());
   // (f32 flops, bf16 flops, copied bytes) per second, and with which instructions
   module.def("measure_ceilings", [](int threads) {
     Ceilings found;

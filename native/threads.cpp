@@ -188,6 +188,8 @@ Pool& pool() {
   return *the_pool.load();
 }
 
+thread_local Executor* current_executor = nullptr;  // null: our pool
+
 std::atomic<int> chosen_threads{0};
 
 // CPUs allowed by the cgroup's quota ("max 100000" or "150000 100000"), 0 if unlimited or unknown.
@@ -226,8 +228,12 @@ void parallel_for(int64_t tasks, int threads, void (*body)(void*, int64_t, int),
     return;
   }
   Job job(body, context, tasks, helpers);
-  pool().run(job);
+  if (!current_executor) return pool().run(job);
+  current_executor->run(helpers + 1, [](void* job, int slot) { static_cast<Job*>(job)->work(slot); }, &job);
 }
+
+ExecutorScope::ExecutorScope(Executor* executor) : outer_(current_executor) { current_executor = executor; }
+ExecutorScope::~ExecutorScope() { current_executor = outer_; }
 
 int default_threads() {
   static const int cpus = count_cpus();

@@ -1,5 +1,5 @@
-// The thread pool: fixed task ids, a run of them for every thread and what is left for whoever is free. The caller
-// always takes part, so nothing can deadlock.
+// Parallel loops: fixed task ids, a run of them for every thread and what is left for whoever is free. The caller always
+// takes part, so nothing can deadlock.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,30 @@ namespace convgrad {
 // tasks in ascending order, mostly neighbours. Which thread runs a task is not fixed: results must depend on the task
 // id alone. Bodies must not throw and must not call parallel_for.
 void parallel_for(int64_t tasks, int threads, void (*body)(void*, int64_t task, int slot), void* context);
+
+// Threads that another library owns, to run our loops on: two pools of busy threads on the same processors would only
+// hold each other up.
+class Executor {
+ public:
+  // Calls work(context, slot) for slot 0 and for any of the slots below `slots`, each at most once, and returns when
+  // all calls have returned. Whoever is called first starts; a call that comes late finds nothing left and returns at
+  // once, so the calls may also follow each other on one thread.
+  virtual void run(int slots, void (*work)(void* context, int slot), void* context) = 0;
+
+ protected:
+  ~Executor() = default;
+};
+
+// While it lives, the loops of the thread that made it run on `executor` instead of our own pool (null: our pool).
+class ExecutorScope {
+ public:
+  explicit ExecutorScope(Executor* executor);
+  ~ExecutorScope();
+  ExecutorScope(const ExecutorScope&) = delete;
+
+ private:
+  Executor* const outer_;
+};
 
 // The same for a lambda `void(int64_t task, int slot)`.
 template <typename Body>

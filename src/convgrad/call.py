@@ -249,8 +249,9 @@ def prepare(key: Any, kind: Kind, wrt: str, geometry: Conv, arrays: dict[str, An
     device, memory_order = kind.home(arrays)
     problem = Problem(geometry, wrt, first, options.out_dtype or "", options.compute or "",
                       options.layout or memory_order or "", options.weight_layout or "", device, bool(options.scaled))
+    threads = kind.threads() if options.num_threads is None and device == "cpu" else options.num_threads
     chosen = plan(problem, backend=options.backend, max_workspace_bytes=options.max_workspace_bytes,
-                  num_threads=options.num_threads)
+                  num_threads=threads)
     axes = geometry.axes
     orders = [_order(name, axes, options) for name in problem.operands]
     shapes, result_orders = [], []
@@ -349,7 +350,7 @@ def checked(call: Call, arrays: dict[str, Any], outs: dict[str, Any], workspace:
         workspace = kind.workspace_view(workspace)
 
     def run() -> Sequence[Any]:
-        chosen.run(operands, targets, workspace)
+        kind.execute(chosen.run, operands, targets, workspace)
         if call.again is False and workspace is None and not scales and all([out is None for out in outs.values()]):
             call.again = kind.again(chosen.run, operands, targets, tuple(results.values()))
         return tuple([kind.returned(result, like) for result in results.values()])

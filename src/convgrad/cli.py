@@ -29,6 +29,7 @@ COMMANDS = {
     "bench": "convgrad.benchmark.commands",
     "report": "convgrad.benchmark.commands",
     "demo": "convgrad.benchmark.commands",
+    "view": "convgrad.pages.commands",
     "onednn": "convgrad.frontends.onednn.command",
     "ascendc": "convgrad.frontends.ascendc.commands",
     "tune": "convgrad.backends.triton.tune",

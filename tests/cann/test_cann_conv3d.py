@@ -258,11 +258,36 @@ def test_filter_gradient_rules_on_a2(changes, words):
 
 
 @pytest.mark.parametrize("changes", [
-    {"stride": (1, 64, 1), "dy": (1, 6, 3, 1, 4)}, {"stride": (3, 1, 1), "dy": (1, 6, 1, 4, 4)},
+    {"stride": (3, 1, 1), "dy": (1, 6, 1, 4, 4)},
     {"pads": (300, 0, 0, 0, 0, 0), "dy": (1, 6, 303, 4, 4)}, {"dilation": (300, 1, 1), "x": (1, 4, 303, 6, 6)},
 ], ids=lambda value: str(value).replace(" ", ""))
 def test_filter_gradient_has_wider_limits_than_the_input_gradient(changes):
     assert plan_filter(**changes).problem.wrt == "weight"
+
+
+@pytest.mark.parametrize("changes, product", [
+    ({"stride": (1, 64, 1), "dy": (1, 6, 3, 1, 4)}, "A2"), ({"stride": (1, 1, 64), "dy": (1, 6, 3, 4, 1)}, "A3"),
+    ({"stride": (256, 1, 1), "dy": (1, 6, 1, 4, 4)}, "A2"),
+    ({"filter": (6, 4, 1, 3, 3), "dy": (1, 6, 4, 4, 4), "dilation": (2**31 - 1, 1, 1)}, "ASCEND_950"),
+], ids=lambda value: str(value).replace(" ", ""))
+def test_documented_ranges_of_the_filter_gradient(changes, product):
+    with pytest.raises(GraphError, match=r"takes \[1, "):
+        plan_filter(**changes, product=product)
+    assert plan_filter(**changes, product=product, strict=False).problem.wrt == "weight"
+
+
+@pytest.mark.parametrize("dilation", [(256, 1, 1), (2**31, 1, 1)])
+def test_a_dilation_out_of_range_is_refused_where_the_kernel_is_1(dilation):
+    call = {"filter": (6, 4, 1, 3, 3), "dy": (1, 6, 4, 4, 4)}
+    with pytest.raises(GraphError, match=r"dilations has .* \[1, 255\]"):
+        plan_input(**call, dilation=dilation, product="A2")
+    assert plan_input(**call, dilation=(255, 1, 1), product="A2").problem.conv.dilation == (1, 1, 1)
+
+
+@pytest.mark.parametrize("groups", [None, "1", 1.5, 1.0])
+def test_groups_that_are_no_integer(groups):
+    with pytest.raises(GraphError, match="groups must be a sequence of integers"):
+        plan_input(groups=groups)
 
 
 def test_filter_size_may_be_int64_on_950():

@@ -89,15 +89,86 @@ def _():
 
 @shows("tbc-mixed-formats")
 def _():
-    mixed = {"self.dtype": "FLOAT16", "weight.dtype": "BFLOAT16", "gradInput.dtype": "FLOAT16"}
+    mixed = {"self.dtype": "FLOAT16", "weight.dtype": "BFLOAT16", "gradWeight.dtype": "BFLOAT16"}
     assert [time_first(mixed | {"product": product}) for product in backward.PRODUCTS[:3]] == [OK] * 3
+
+
+@shows("tbc-gradient-formats")
+def _():
+    statuses = [time_first({"gradInput.dtype": "FLOAT16", "product": product}) for product in backward.PRODUCTS[:3]]
+    assert statuses == [INNER, INNER, INVALID]
+
+
+@shows("tbc-kernel-length")
+def _():
+    half = {"all.dtype": "FLOAT16"}
+    statuses = [time_first(half | {"product": product}, taps=256, time=300) for product in backward.PRODUCTS[:4]]
+    assert statuses == [OK, OK, INNER, OK]
+
+
+@shows("batch")
+def _():
+    assert normal("2d", {"gradOutput.shape": (1, 8, 5, 5)}) == INVALID
+    assert normal("2d-transposed", {"gradOutput.shape": (1, 8, 9, 10)}) == INVALID
+
+
+@shows("gradient-formats")
+def _():
+    half = {"gradOutput.dtype": "FLOAT16", "input.dtype": "FLOAT16", "weight.dtype": "FLOAT16",
+            "gradWeight.dtype": "FLOAT16"}  # gradInput and gradBias stay FLOAT
+    assert [normal("2d", half | {"product": product}) for product in backward.PRODUCTS[:3]] == [OK, OK, INVALID]
+
+
+@shows("empty-results")
+def _():
+    assert normal("2d-empty-batch", {"gradInput.shape": (3, 3, 3, 3)}) == INNER
+
+
+@shows("8bit-both-gradients")
+def _():
+    call = {"all.dtype": "HIFLOAT8", "product": "ASCEND_950", "gradWeight.dtype": "FLOAT"}
+    masks = [(False, True, False), (False, False, False), (False, False, True)]
+    assert [normal("2d-transposed", call | {"outputMask": mask}) for mask in masks] == [INVALID, OK, INNER]
+    assert [normal("2d", call | {"outputMask": mask}) for mask in masks] == [INVALID, OK, INNER]
+
+
+@shows("conv3d-stride-d-and-reversed-pads")
+def _():
+    with pytest.raises(GraphError, match="on D, more than the kernel's 2"):
+        conv3d.plan_input(stride=(3, 1, 1), dy=(1, 6, 1, 4, 4), product="A2")
+    assert conv3d.plan_input(stride=(3, 1, 1), dy=(1, 6, 1, 4, 4), product="ASCEND_950").problem.wrt == "input"
+    wide = {"filter": (6, 4, 2, 3, 300), "shape": (1, 4, 4, 6, 303), "dy": (1, 6, 3, 4, 4)}
+    with pytest.raises(GraphError, match="at most 255"):
+        conv3d.plan_input(**wide, product="A2")
+    assert conv3d.plan_input(**wide, product="ASCEND_950").problem.wrt == "input"
+
+
+@shows("conv3d-groups-of-1")
+def _():
+    assert conv3d.plan_input(filter=(6, 2, 2, 3, 3), groups=1).problem.conv.groups == 2
+    assert conv3d.plan_filter(filter=(6, 2, 2, 3, 3), groups=1).problem.conv.groups == 2
+
+
+@shows("conv3d-8bit-filter-gradient")
+def _():
+    call = {"dtype": "HIFLOAT8", "product": "ASCEND_950"}
+    assert conv3d.plan_filter(**call).problem.out_dtype == "float32"
+    for refused in ({"dtype": "FLOAT8_E4M3FN"}, {"groups": 2, "filter": (6, 2, 2, 3, 3)}):
+        with pytest.raises(GraphError):
+            conv3d.plan_filter(**{**call, **refused})
+
+
+@shows("conv3d-filter-strides")
+def _():
+    with pytest.raises(GraphError, match="63"):
+        conv3d.plan_filter(stride=(1, 64, 1), dy=(1, 6, 3, 1, 4), product="A2")
 
 
 @shows("tbc-pad-range")
 def _():
     half = {"all.dtype": "FLOAT16"}
     statuses = [time_first(half | {"product": product}, pad=256) for product in backward.PRODUCTS[:4]]
-    assert statuses == [NULL, NULL, INVALID, OK]
+    assert statuses == [INVALID] * 4
 
 
 @shows("bf16-use-fp16")
@@ -178,7 +249,7 @@ def _():
 
 @shows("hifloat8-grad-weight")
 def _():
-    call = {"all.dtype": "HIFLOAT8", "product": "ASCEND_950", "outputMask": (False, True, False)}
+    call = {"all.dtype": "HIFLOAT8", "product": "ASCEND_950", "outputMask": (False, True, False), "gradInput": None}
     assert normal("2d-transposed", call) == INVALID
     assert normal("2d-transposed", call | {"gradWeight.dtype": "FLOAT"}) == OK
 
@@ -205,7 +276,8 @@ def _():
 @shows("empty-four-pads")
 def _():
     # 5 taps over 0 + 2 + 3 positions fit; twice the first value would not.
-    call = {"input.shape": (2, 4, 0, 9), "weight.shape": (8, 4, 5, 3), "padding": (2, 3, 1, 1),
+    call = {"input.shape": (2, 4, 0, 9), "weight.shape": (8, 4, 5, 3), "gradWeight.shape": (8, 4, 5, 3),
+            "padding": (2, 3, 1, 1),
             "outputMask": (False, True, False)}
     assert normal("2d-empty-batch", call) == OK
 

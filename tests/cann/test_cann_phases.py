@@ -89,8 +89,8 @@ def test_an_executor_runs_once(backend):
 def test_no_executor():
     assert cann.aclnnConvolutionBackward(None, 0, None) == NULL
     assert cann.aclnnConvTbcBackward(None, 0, None) == NULL
-    with pytest.raises(TypeError, match="executor"):
-        cann.aclnnConvolutionBackward(None, 0, "executor")
+    assert cann.aclnnConvolutionBackward(None, 0, "executor") == INVALID
+    assert "executor must be" in cann.aclGetRecentErrMsg()
 
 
 def test_the_executor_of_another_operator(backend):
@@ -124,7 +124,34 @@ def test_a_result_with_overlapping_elements(backend):
     call.results[2] = np.lib.stride_tricks.as_strided(np.full(1, 7, np.float32), (2,), (0,))
     _, size, executor = call.phase_one(backend)
     assert cann.aclnnConvolutionBackward(np.empty(size, np.uint8), size, executor) == INVALID
-    assert "stride of 0" in cann.aclGetRecentErrMsg()
+    assert "gradBias has elements that overlap each other" in cann.aclGetRecentErrMsg()
+
+
+def test_a_result_whose_rows_overlap(backend):
+    call = Call(np.float32)
+    storage = np.full(80, 7, np.float32)
+    call.results[0] = np.lib.stride_tricks.as_strided(storage, (4, 2, 9), (64, 32, 4))
+    _, size, executor = call.phase_one(backend)
+    assert cann.aclnnConvolutionBackward(np.empty(size, np.uint8), size, executor) == INVALID
+    assert "gradInput has elements that overlap each other" in cann.aclGetRecentErrMsg()
+    assert (storage == 7).all()
+
+
+@pytest.mark.parametrize("place", ["dy", "x", "w"])
+def test_a_workspace_that_lies_on_a_tensor(place, backend):
+    call = Call()
+    _, size, executor = call.phase_one(backend)
+    memory = np.zeros(size + 4096, np.uint8)
+    old = getattr(call, place)
+    inside = memory[128:128 + old.nbytes].view(old.dtype).reshape(old.shape)
+    inside[...] = old
+    setattr(call, place, inside)
+    _, size, executor = call.phase_one(backend)
+    assert cann.aclnnConvolutionBackward(memory, size, executor) == INVALID
+    assert "the workspace overlaps" in cann.aclGetRecentErrMsg()
+    assert call.untouched and (inside == 1).all()
+    assert cann.aclnnConvolutionBackward(np.empty(size, np.uint8), size, executor) == OK
+    assert call.solved
 
 
 def test_a_failure_while_running_is_a_status(backend):
@@ -151,13 +178,33 @@ def test_messages_belong_to_their_thread(backend):
     assert cann.aclGetRecentErrMsg() == ""
 
 
-def test_wrong_python_types_are_python_errors():
-    with pytest.raises(TypeError, match="gradOutput must be an aclTensor, an array or None, got list"):
-        cann.aclnnConvolutionBackwardGetWorkspaceSize([1.0], None, None, None, [1], [0], [1], False, [0], 1, [1] * 3, 0,
-                                                      None, None, None)
-    with pytest.raises(TypeError, match="stride must be a sequence"):
-        cann.aclnnConvolutionBackwardGetWorkspaceSize(None, None, None, None, 1, [0], [1], False, [0], 1, [1] * 3, 0,
-                                                      None, None, None)
+@pytest.mark.parametrize("place, value, words", [
+    (0, [1.0], "gradOutput must be an aclTensor, an array or None, got list"),
+    (0, np.zeros((4, 2, 3), ">f4"), "gradOutput: data has the byte-swapped"),
+    (4, 3, "stride must be a sequence"), (5, ["0"], "padding must be a sequence"), (7, "no", "transposed"),
+    (9, None, "groups must be an integer, got None"), (9, "1", "groups"), (9, 1.5, "groups"), (9, 1.0, "groups"),
+    (10, 7, "outputMask must be a sequence"), (10, [1.0] * 3, "outputMask"), (11, [0], "cubeMathType"),
+    (11, None, "cubeMathType")], ids=str)
+def test_wrong_python_types_are_a_status(place, value, words, backend):
+    call = Call(np.float32)
+    assert call.phase_one(backend)[0] == OK  # so that 1.0 would find the answer for 1 in a cache
+    arguments = [call.dy, call.x, call.w, [2], [3], [0], [1], False, [0], 1, [True] * 3, 0, *call.results]
+    arguments[place] = value
+    assert cann.aclnnConvolutionBackwardGetWorkspaceSize(*arguments, backend=backend) == (INVALID, 0, None)
+    assert words in cann.aclGetRecentErrMsg()
+
+
+@pytest.mark.parametrize("workspace, size", [("text", 10**6), (3.5, 10**6), (bytearray(10**6), None),
+                                             (bytearray(10**6), 1e6)], ids=["str", "float", "size-None", "size-1e6"])
+def test_a_workspace_of_a_wrong_type_is_a_status(workspace, size, backend):
+    call = Call()
+    executor = call.phase_one(backend)[2]
+    assert cann.aclnnConvolutionBackward(workspace, size, executor) == INVALID
+    assert "workspace" in cann.aclGetRecentErrMsg()
+    assert call.untouched
+
+
+def test_an_unknown_product_is_a_python_error():
     with pytest.raises(ValueError, match="product='A9'"):
         cann.aclnnConvolutionBackwardGetWorkspaceSize(None, None, None, None, [1], [0], [1], False, [0], 1, [1] * 3, 0,
                                                       None, None, None, product="A9")

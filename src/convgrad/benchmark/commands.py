@@ -61,16 +61,19 @@ def add_commands(subparsers: Any) -> None:
     bench.add_argument("--fp8", action="store_true", help="on a GPU: our own times with FP8 operands beside bf16, on "
                        "the dense layers with many channels")
     bench.add_argument("--json", metavar="FILE", help="write the results here")
+    bench.add_argument("--html", metavar="FILE", help="write the results here as a page for a browser")
     bench.set_defaults(run=run_bench)
 
-    report = subparsers.add_parser("report", help="make a Markdown page from results of `bench`")
+    report = subparsers.add_parser("report", help="make a page from results of `bench`: Markdown, or HTML with --html")
     report.add_argument("results", nargs="+", help="JSON files; rows of later files replace those of earlier ones")
     report.add_argument("--output", "-o", metavar="FILE", help="write here instead of to standard output")
+    report.add_argument("--html", metavar="FILE", help="write a self-contained page for a browser here")
     report.set_defaults(run=run_report)
 
     demo = subparsers.add_parser("demo", help="two minutes: gradients of real layers, proved and timed on this machine")
     demo.add_argument("problem", nargs="*", help='your own layer, as "input_grad f32 n8 c64 k64 i56x56 w3x3 p1x1"')
     demo.add_argument("--threads", type=int, default=cores(), help="default: all cores, %(default)s")
+    demo.add_argument("--html", metavar="FILE", help="write the results here as a page for a browser")
     demo.set_defaults(run=run_demo)
 
 
@@ -150,7 +153,17 @@ def run_bench(args: argparse.Namespace) -> int:
     if args.json:
         save(results, args.json)
         console.print(f"results: {args.json}")
+    if args.html:
+        write_page(results, args.html)
+        console.print(f"page: {args.html}")
     return 1 if any(failed(row) for row in results["rows"]) else 0
+
+
+def write_page(results: dict[str, Any], path: str | Path, models: Sequence[Row] = ()) -> None:
+    from ..pages.report import report_page
+
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(report_page(results, models), encoding="utf-8")
 
 
 def run_overhead(layers: list[Layer], choice: Choice, args: argparse.Namespace, console: Console) -> int:
@@ -217,7 +230,11 @@ def measured(name: str, layers: list[Layer], choice: Choice, measurer: Measurer,
 
 def run_report(args: argparse.Namespace) -> int:
     try:
-        page = markdown(load(args.results))
+        results = load(args.results)
+        if args.html:
+            write_page(results, args.html)
+            return 0
+        page = markdown(results)
     except (ValueError, OSError) as error:
         Console(stderr=True).print(f"convgrad report: {error}", style="red", markup=False)
         return 2
@@ -231,7 +248,7 @@ def run_report(args: argparse.Namespace) -> int:
 def run_demo(args: argparse.Namespace) -> int:
     from .demo import demonstrate
 
-    return demonstrate(args.problem, args.threads, Console(width=None if sys.stdout.isatty() else 160))
+    return demonstrate(args.problem, args.threads, Console(width=None if sys.stdout.isatty() else 160), args.html)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,7 +19,7 @@ from .peer_torch import smaller
 from .peers import Peer
 from .provenance import describe_machine, versions
 from .report import SHORT, ms, ratio_text
-from .results import geometric_mean, our_time
+from .results import document, geometric_mean, our_time
 from .rows import Choice, Here, Row, failed, measure
 
 SECONDS = 0.1             # of running time per contestant
@@ -36,8 +38,11 @@ class Stage:
     dtypes: tuple[str, ...]
 
 
-def demonstrate(words: list[str], threads: int, console: Console) -> int:
-    """Run the demonstration on the layers of the set `demo`, or on the one described by `words`."""
+def demonstrate(words: list[str], threads: int, console: Console, html: str | None = None) -> int:
+    """Run the demonstration on the layers of the set `demo`, or on the one described by `words`.
+
+    `html` names a page to write for the backends of the processor; one for a GPU goes beside it.
+    """
     try:
         layers = [own_layer(" ".join(words))] if words else load_layers("demo")
     except (ValueError, TypeError) as error:
@@ -52,7 +57,7 @@ def demonstrate(words: list[str], threads: int, console: Console) -> int:
     stages = find_stages(layers, dtypes, console)
     wrong = 0
     for stage in stages:
-        wrong += show(stage, threads, console)
+        wrong += show(stage, threads, console, html)
     console.print('Your own layer:  convgrad demo "input_grad f32 n8 c64 k64 i56x56 w3x3 s2x2 p1x1"', style="dim",
                   markup=False, highlight=False)
     return 1 if wrong else 0
@@ -96,7 +101,7 @@ def part_of(layer: Layer) -> Layer:
     return replace(layer, problem=smaller(layer.problem, REFERENCE_FLOPS))
 
 
-def show(stage: Stage, threads: int, console: Console) -> int:
+def show(stage: Stage, threads: int, console: Console, html: str | None) -> int:
     """Measure one backend, print its table, return the number of wrong rows."""
     has_torch = Peer.installed("torch")
     if not has_torch:
@@ -104,12 +109,12 @@ def show(stage: Stage, threads: int, console: Console) -> int:
     if stage.device == "cuda":
         from .cuda import CudaArena
 
-        return measure_and_print(stage, CudaArena(has_torch, stage.backend), console)
+        return measure_and_print(stage, CudaArena(has_torch, stage.backend), console, html)
     with Peer("torch", threads) as peer:
-        return measure_and_print(stage, CpuArena(threads, peer if has_torch else None, stage.backend), console)
+        return measure_and_print(stage, CpuArena(threads, peer if has_torch else None, stage.backend), console, html)
 
 
-def measure_and_print(stage: Stage, arena: Arena, console: Console) -> int:
+def measure_and_print(stage: Stage, arena: Arena, console: Console, html: str | None) -> int:
     choice = Choice(dtypes=stage.dtypes, seconds=SECONDS, limit_seconds=LIMIT_SECONDS)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
@@ -121,7 +126,18 @@ def measure_and_print(stage: Stage, arena: Arena, console: Console) -> int:
         rows, skipped = measure(stage.layers, choice, Here(arena), done)
     console.print(table_of(stage, rows))
     conclude(stage, rows, skipped, console)
+    if html:
+        write_page(stage, document("demo", arena.describe(), rows, skipped), html, console)
     return sum(map(failed, rows))
+
+
+def write_page(stage: Stage, results: dict[str, Any], html: str, console: Console) -> None:
+    from ..pages.report import report_page
+
+    path = Path(html) if stage.device == "cpu" else Path(html).with_suffix(f".{stage.device}.html")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(report_page(results), encoding="utf-8")
+    console.print(f"The same as a page with charts: {path.resolve()}", style="bold", markup=False, highlight=False)
 
 
 def table_of(stage: Stage, rows: list[Row]) -> Table:

@@ -26,6 +26,13 @@ class Kind(Protocol):
     def format_of(self, array: Any, name: str, dtype: str | None) -> str:
         """Name of the number format of an operand."""
 
+    def threads(self) -> int | None:
+        """Threads for a call on the CPU that does not say; None: our default. Part of the signature where it varies."""
+
+    def execute(self, run: Callable[..., Any], operands: tuple[Any, ...], targets: tuple[Any, ...],
+                workspace: Any) -> None:
+        """Call a plan's `run`, on the threads that these arrays' library has."""
+
     def operand(self, array: Any, name: str, order: tuple[int, ...] | None, format_name: str) -> Any:
         """The operand as a backend takes it: a view in canonical axis order."""
 

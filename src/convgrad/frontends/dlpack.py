@@ -13,6 +13,8 @@ import numpy as np
 
 from ..numbers import dtype_name, storage_dtype
 from .numpy import checked_format, from_line, overlaps_itself
+from .numpy import execute as execute
+from .numpy import threads as threads
 
 DLPACK_CPU, DLPACK_CUDA = 1, 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -21,6 +22,14 @@ def signature(arrays: dict[str, Array]) -> Any:
 
 def home(arrays: dict[str, Array]) -> tuple[str, str | None]:
     return "cpu", None
+
+
+def threads() -> None:
+    """Our default."""
+
+
+def execute(run: Callable[..., Any], operands: tuple[Any, ...], targets: tuple[Any, ...], workspace: Any) -> None:
+    run(operands, targets, workspace)
 
 
 def accepts(array: object, name: str) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from . import constants
+from .constants import *  # noqa: F403
 from .conv3d_ops import Conv3DBackpropFilterV2, Conv3DBackpropInputV2, Conv3DTransposeV2
 from .conv_tbc import aclnnConvTbcBackward, aclnnConvTbcBackwardGetWorkspaceSize
 from .convolution_backward import aclnnConvolutionBackward, aclnnConvolutionBackwardGetWorkspaceSize
@@ -66,6 +68,7 @@ def infer_shape(operator: object, *args: object, **attributes: object) -> tuple[
 
 
 __all__ = [
+    *constants.__all__,
     "ACL_ERROR_INVALID_PARAM", "ACL_SUCCESS", "FACTS", "Conv3DBackpropFilterV2", "Conv3DBackpropInputV2",
     "Conv3DTransposeV2", "CubeMathType", "GraphError", "Product", "aclBoolArray", "aclCreateBoolArray",
     "aclCreateIntArray", "aclCreateTensor", "aclDataType", "aclDestroyBoolArray", "aclDestroyIntArray",

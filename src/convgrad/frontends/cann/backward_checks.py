@@ -138,9 +138,12 @@ def check_8bit(args: Checked) -> None:
     narrow = {tensor.dtype for _, tensor in args.present if tensor.dtype in BYTE_FORMATS}
     if not narrow:
         return
-    if not call.transposed and call.gradInput is not None and call.gradWeight is not None:
-        raise invalid("with 8-bit tensors and transposed=False only one of gradInput and gradWeight may be passed, "
-                      "both are")
+    both = call.gradInput is not None and call.gradWeight is not None
+    asked = args.mask[1] if call.transposed and not args.mask[0] else \
+        not call.transposed and (args.mask[0] or args.mask[1])
+    if both and asked:
+        raise invalid("with 8-bit tensors only one of gradInput and gradWeight may be passed, both are "
+                      f"(transposed={call.transposed}, outputMask {args.mask})")
     operands = [("gradOutput", args.grad_output), ("input", args.input), ("weight", args.weight)]
     bias = [("gradBias", call.gradBias)] if call.gradBias is not None else []
     if args.mask[0]:
@@ -174,8 +177,10 @@ def check_8bit_weight_gradient(args: Checked, grad_weight: Descriptor) -> None:
 
 
 def check_formats(args: Checked) -> None:
-    """Rank 3, 4 or 5 with the storage format of that rank; gradBias is ND unless transposed."""
+    """Rank 3, 4 or 5 with the storage format of that rank, no negative extent; gradBias is ND unless transposed."""
     for name, tensor in args.present:
+        if min(tensor.shape, default=0) < 0:
+            raise invalid(f"{name} of shape {tensor.shape} has a negative extent")
         if name == "gradBias":
             continue
         formats = FORMATS_OF_RANK.get(tensor.rank)
@@ -363,6 +368,15 @@ def check_empty(args: Checked) -> None:
         if size + before + after < span:
             raise invalid(f"input with padding is smaller than the spread kernel ({size + before + after} < {span}) on "
                           f"spatial axis {axis}")
+
+
+def check_empty_results(args: Checked) -> None:
+    """Each result of the empty-tensor route that is written has the shape of its tensor."""
+    bias = args.call.biasSizes or ()
+    for asked, name, shape in zip(args.mask, RESULTS, (args.input.shape, args.weight.shape, bias)):
+        result = getattr(args.call, name)
+        if asked and result.shape != shape:
+            raise inner(f"{name} has shape {result.shape}, but empty tensors make zeros of shape {shape}")
 
 
 # After the pointers, in this order; between the last of FIRST and the first of THEN the empty-tensor route leaves.

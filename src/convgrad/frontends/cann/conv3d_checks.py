@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...problem import Conv
-from .conv3d_shapes import ACTIVATION_FORMATS, Tensor, five, format_name, pad_pairs, same_pads
+from .conv3d_shapes import ACTIVATION_FORMATS, Tensor, five, format_name, integers, pad_pairs, same_pads
 from .descriptors import BYTE_FORMATS, ENGINE_NAMES, aclDataType, type_name
 from .formats import canonical_order, reordered
 from .products import FILTER_V2, INT31, MAX_GROUPS, TRANSPOSE_V2, Limit, Product
@@ -58,6 +58,7 @@ def read_attributes(operator: str, strides: Any, pads: Any, dilations: Any, grou
         spatial[name] = tuple(rest)
     # Shape inference of the transposed convolution also takes one pad for all axes, or one per axis.
     pairs = tuple(pad_pairs(pads, (1, 3, 6) if operator == TRANSPOSE_V2 else (6,)))
+    (groups,) = integers([groups], "groups")
     if not 1 <= groups <= MAX_GROUPS:
         raise GraphError(f"groups must be in [1, {MAX_GROUPS}], got {groups}")
     return Attributes(operator, spatial["strides"], pairs, spatial["dilations"], groups, form, product, strict)
@@ -110,7 +111,8 @@ def check_8bit_formats(attributes: Attributes, dtype: aclDataType, activations: 
 
 
 def effective_dilations(attributes: Attributes, kernel: tuple[int, ...]) -> Attributes:
-    """An axis whose kernel is 1 has dilation 1."""
+    """An axis whose kernel is 1 has dilation 1, whatever value in its range the attribute has."""
+    check_limits(attributes, "dilations", [(step,) for step in attributes.dilations])
     return replace(attributes, dilations=tuple(1 if k == 1 else d for k, d in zip(kernel, attributes.dilations)))
 
 
@@ -137,20 +139,26 @@ def check_ranges(attributes: Attributes, kernel: tuple[int, ...], shapes: dict[s
     """The value ranges of the product, and extents of at least 1."""
     if not attributes.strict:
         return
-    title = attributes.product.facts.title
     for name, shape in shapes.items():
         if any(not 1 <= extent <= INT31 for extent in shape):
             raise GraphError(f"{name} has the extents {shape} (NCDHW), but [1, {INT31}] are possible")
-    values: dict[str, list[tuple[int, ...]]] = {
-        "filter": [(k,) for k in kernel], "strides": [(step,) for step in attributes.strides],
-        "pads": list(attributes.pads), "dilations": [(step,) for step in attributes.dilations]}
+    check_limits(attributes, "filter", [(k,) for k in kernel])
+    check_limits(attributes, "strides", [(step,) for step in attributes.strides])
+    if not skip_pads:
+        check_limits(attributes, "pads", list(attributes.pads))
+
+
+def check_limits(attributes: Attributes, argument: str, values: list[tuple[int, ...]]) -> None:
+    """The values of one argument, per axis D H W, are in the range of the product."""
+    if not attributes.strict:
+        return
     for limit in attributes.limits:
-        if limit.argument == "pads" and skip_pads:
+        if limit.argument != argument:
             continue
-        for letter, found in zip("DHW", values[limit.argument]):
+        for letter, found in zip("DHW", values):
             if letter in limit.axes and not all(limit.low <= value <= limit.high for value in found):
-                raise GraphError(f"{limit.argument} has {found[0] if len(found) == 1 else found} on {letter}, but "
-                                 f"{title} takes [{limit.low}, {limit.high}]")
+                raise GraphError(f"{argument} has {found[0] if len(found) == 1 else found} on {letter}, but "
+                                 f"{attributes.product.facts.title} takes [{limit.low}, {limit.high}]")
 
 
 def check_back_pads(attributes: Attributes, kernel: tuple[int, ...], large: tuple[int, ...],

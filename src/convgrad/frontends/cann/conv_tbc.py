@@ -6,11 +6,21 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ...problem import Conv
-from .descriptors import ENGINE_NAMES, FORMAT_NAMES, Descriptor, TensorLike, aclFormat, as_tensor, key_of, type_name
+from .descriptors import (
+    ENGINE_NAMES,
+    FORMAT_NAMES,
+    Descriptor,
+    TensorLike,
+    aclFormat,
+    as_tensor,
+    key_of,
+    type_name,
+    whole_number,
+)
 from .execution import Engine, Recipe, aclOpExecutor, phase_two
 from .gradients import Layouts, Operand, Tensors, add_bias_sum, add_gradients, arithmetic
 from .products import CONV_TBC_BACKWARD, TBC_MAX_PAD, Product, as_product
-from .status import INVALID, NULLPTR, SUCCESS, Refusal, aclnnStatus, recent, refused
+from .status import INNER_NULLPTR, INVALID, NULLPTR, SUCCESS, Refusal, aclnnStatus, recent, refused
 
 ND, NCL = aclFormat.ACL_FORMAT_ND, aclFormat.ACL_FORMAT_NCL
 TENSORS = ("self", "input", "weight", "bias", "gradInput", "gradWeight", "gradBias")
@@ -76,9 +86,11 @@ def aclnnConvTbcBackwardGetWorkspaceSize(
         executor is None unless status is 0; `aclGetRecentErrMsg()` says why.
     """
     given = (self, input, weight, bias, gradInput, gradWeight, gradBias)
-    tensors = tuple([as_tensor(tensor, name, {}) for tensor, name in zip(given, TENSORS)])
-    call = Call(tuple([key_of(tensor) for tensor in tensors]), pad, cubeMathType, as_product(product), strict)
+    chosen = as_product(product)
     try:
+        tensors = tuple([as_tensor(tensor, name, {}) for tensor, name in zip(given, TENSORS)])
+        call = Call(tuple([key_of(tensor) for tensor in tensors]), whole_number(pad, "pad"),
+                    whole_number(cubeMathType, "cubeMathType"), chosen, strict)
         executor = aclOpExecutor(CONV_TBC_BACKWARD, prepare(call), tensors,
                                  Engine(backend, num_threads, max_workspace_bytes), failure=NULLPTR)
     except Refusal as refusal:
@@ -136,11 +148,13 @@ def check_not_empty(args: Checked) -> None:
 
 
 def check_shapes(args: Checked) -> None:
-    """Ranks, channels, pad >= 0, the extents of self, results shaped like their tensors."""
+    """Ranks, no negative extent, channels, pad >= 0, the extents of self, results shaped like their tensors."""
     for name, tensor in args.named:
         rank = 1 if name in ("bias", "gradBias") else 3
         if tensor.rank != rank:
             raise invalid(f"{name} must have {rank} axes, got shape {tensor.shape}")
+        if min(tensor.shape) < 0:
+            raise invalid(f"{name} of shape {tensor.shape} has a negative extent")
     time, batch, in_channels = args.input.shape
     taps, weight_in, out_channels = args.weight.shape
     pad = args.call.pad
@@ -171,26 +185,34 @@ def check_cube_math_type(args: Checked) -> None:
 
 
 def check_pad(args: Checked) -> None:
-    """950 checks the range of pad itself."""
-    if args.call.strict and args.call.product is Product.ASCEND_950 and args.call.pad > TBC_MAX_PAD:
+    """pad is at most 255, on every product."""
+    if args.call.strict and args.call.pad > TBC_MAX_PAD:
         raise invalid(f"pad={args.call.pad} is more than {TBC_MAX_PAD}")
 
 
-def check_kernels(args: Checked) -> None:
-    """The ranges of the 1-D convolution that computes the gradients; its failure is reported as a null pointer."""
-    call = args.call
-    if not call.strict:
+def check_result_dtypes(args: Checked) -> None:
+    """Each gradient has the number format of its tensor."""
+    facts = args.call.product.facts
+    if not args.call.strict:
         return
-    found = {"weight": args.weight.shape[0], "padding": call.pad, "stride": 1, "dilation": 1}
-    for limit in call.product.facts.limits:
-        value = found[limit.argument]
-        if limit.applies(1, False) and "L" in limit.axes and not limit.low <= value <= limit.high:
-            argument = "pad" if limit.argument == "padding" else "weight.shape[0]"
-            raise Refusal(NULLPTR, f"{argument}={value}, but {call.product.facts.title} takes "
-                                   f"[{limit.low}, {limit.high}]")
+    for name, result, like, source in (("gradInput", args.grad_input, "input", args.input),
+                                       ("gradWeight", args.grad_weight, "weight", args.weight),
+                                       ("gradBias", args.grad_bias, "bias", args.bias)):
+        if result.dtype is not source.dtype:
+            raise Refusal(INVALID if facts.same_output_dtypes else INNER_NULLPTR,
+                          f"{name} is {type_name(result.dtype)}, but must have the format of {like}, "
+                          f"{type_name(source.dtype)}")
 
 
-CHECKS = (check_dtypes, check_formats, check_not_empty, check_shapes, check_cube_math_type, check_pad)
+def check_kernels(args: Checked) -> None:
+    """The number of taps that the product has a kernel for."""
+    taps, facts = args.weight.shape[0], args.call.product.facts
+    if args.call.strict and facts.tbc_max_taps and taps > facts.tbc_max_taps:
+        raise Refusal(INNER_NULLPTR, f"weight.shape[0]={taps}, but {facts.title} takes [1, {facts.tbc_max_taps}]")
+
+
+CHECKS = (check_dtypes, check_formats, check_not_empty, check_shapes, check_cube_math_type, check_pad,
+          check_result_dtypes)
 
 
 @lru_cache(maxsize=4096)

@@ -14,10 +14,11 @@ from .backward_checks import (
     Call,
     Checked,
     check_empty,
+    check_empty_results,
     check_pointers,
     takes_empty_route,
 )
-from .descriptors import TensorLike, as_tensor, key_of, optional_bools, optional_ints
+from .descriptors import TensorLike, as_tensor, key_of, optional_bools, optional_ints, truth, whole_number
 from .execution import Engine, Recipe, aclOpExecutor, phase_two
 from .gradients import Operand, Tensors, add_gradients, arithmetic
 from .products import CONVOLUTION_BACKWARD, as_product
@@ -65,13 +66,15 @@ def aclnnConvolutionBackwardGetWorkspaceSize(
         executor is None unless status is 0; `aclGetRecentErrMsg()` says why.
     """
     given = (gradOutput, input, weight, gradInput, gradWeight, gradBias)
-    tensors = tuple([as_tensor(tensor, name, ARRAY_FORMATS) for tensor, name in zip(given, TENSORS)])
-    dy, x, w, dx, dw, db = [key_of(tensor) for tensor in tensors]
-    call = Call(dy, x, w, optional_ints(biasSizes, "biasSizes"), optional_ints(stride, "stride"),
-                optional_ints(padding, "padding"), optional_ints(dilation, "dilation"), bool(transposed),
-                optional_ints(outputPadding, "outputPadding"), groups, optional_bools(outputMask, "outputMask"),
-                cubeMathType, dx, dw, db, as_product(product), strict, deterministic())
+    chosen = as_product(product)
     try:
+        tensors = tuple([as_tensor(tensor, name, ARRAY_FORMATS) for tensor, name in zip(given, TENSORS)])
+        dy, x, w, dx, dw, db = [key_of(tensor) for tensor in tensors]
+        call = Call(dy, x, w, optional_ints(biasSizes, "biasSizes"), optional_ints(stride, "stride"),
+                    optional_ints(padding, "padding"), optional_ints(dilation, "dilation"),
+                    truth(transposed, "transposed"), optional_ints(outputPadding, "outputPadding"),
+                    whole_number(groups, "groups"), optional_bools(outputMask, "outputMask"),
+                    whole_number(cubeMathType, "cubeMathType"), dx, dw, db, chosen, strict, deterministic())
         executor = aclOpExecutor(CONVOLUTION_BACKWARD, prepare(call), tensors,
                                  Engine(backend, num_threads, max_workspace_bytes))
     except Refusal as refusal:
@@ -95,6 +98,7 @@ def prepare(call: Call) -> Recipe:
     recipe = Recipe(TENSORS)
     if takes_empty_route(args):
         check_empty(args)
+        check_empty_results(args)
         recipe.zeros = [TENSORS.index(name) for asked, name in zip(args.mask, RESULTS) if asked]
         return recipe.finish()
     for check in THEN:

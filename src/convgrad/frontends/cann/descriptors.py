@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
+import reprlib
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import lru_cache
@@ -13,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...numbers import storage_dtype
-from .status import aclnnStatus
+from .status import INVALID, Refusal, aclnnStatus
 
 Array = npt.NDArray[Any]
 
@@ -169,8 +171,9 @@ class aclTensor:
     Parameters
     ----------
     data : array, optional
-        A NumPy array, wrapped and never copied. HIFLOAT8 is stored as uint8 (say dtype="HIFLOAT8") or as the
-        hifloat8 dtype of en_dtypes. None makes a descriptor that can be checked and planned with, but not run.
+        A NumPy array or a PyTorch tensor on the CPU, wrapped and never copied. HIFLOAT8 is stored as uint8 (say
+        dtype="HIFLOAT8") or as the hifloat8 dtype of en_dtypes. None makes a descriptor that can be checked and planned
+        with, but not run.
     shape, strides, offset : optional
         The view in elements; `data` is then the storage. Without them the view is `data` itself.
     dtype : name, NumPy dtype or aclDataType; optional with data
@@ -208,6 +211,8 @@ class aclTensor:
             self.dtype = as_data_type(dtype)
         else:
             stored, self.dtype = stored_array(data, dtype)
+        if stored is not None and shape is not None and min(int_tuple(shape, "shape"), default=0) < 0:
+            raise ValueError(f"shape {tuple(shape)} has a negative extent")
         blocked = self.format in BLOCKED_FORMATS
         whole = stored is not None and strides is None and self.offset == 0 and storage_shape is None \
             and (shape is None or blocked or tuple(shape) == stored.shape)
@@ -226,8 +231,6 @@ class aclTensor:
             self.storage_shape = self.shape if storage_shape is None else int_tuple(storage_shape, "storage_shape")
             self.array = None if stored is None else \
                 stored.reshape(self.storage_shape) if blocked else strided_view(stored, self)
-        if self.shape and min(self.shape) < 0:
-            raise ValueError(f"shape {self.shape} has a negative extent")
         self.key = Descriptor(self.shape, self.dtype, self.format)
 
     @property
@@ -246,9 +249,26 @@ class aclTensor:
         return f"aclTensor({what}{', no data' if self.data is None else ''})"
 
 
+def is_torch(data: object) -> bool:
+    return type(data).__module__.partition(".")[0] == "torch" and hasattr(data, "data_ptr")
+
+
+def array_of_torch(tensor: Any) -> Array:
+    """The memory of a PyTorch tensor on the CPU as an array; formats that NumPy lacks go by their ml_dtypes name."""
+    if tensor.device.type != "cpu":
+        raise ValueError(f"a PyTorch tensor must be on the CPU, got device {tensor.device}")
+    tensor = tensor.detach()
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name in ENGINE_NAMES.values() and storage_dtype(name).isbuiltin != 1:  # a dtype of ml_dtypes
+        torch = sys.modules["torch"]
+        bits = tensor.view(torch.int16 if name == "bfloat16" else torch.uint8)
+        return np.asarray(bits.numpy()).view(storage_dtype(name))
+    return np.asarray(tensor.numpy())
+
+
 def stored_array(data: Any, dtype: object) -> tuple[Array, aclDataType]:
     """The caller's array in the storage dtype of its number format, without a copy, and that format."""
-    array = data if isinstance(data, np.ndarray) else np.asarray(data)
+    array = data if isinstance(data, np.ndarray) else array_of_torch(data) if is_torch(data) else np.asarray(data)
     found, wanted = number_format(array.dtype, dtype)
     if array.dtype != wanted:
         raw_bytes = array.dtype == np.uint8 and array.ndim == 1  # device memory, as aclrtMalloc gives it
@@ -312,32 +332,54 @@ def int_tuple(values: object, name: str) -> tuple[int, ...]:
     try:
         return tuple([operator.index(value) for value in values])  # type: ignore[attr-defined]
     except TypeError:
-        raise TypeError(f"{name} must be a sequence of integers, got {values!r}") from None
+        raise TypeError(f"{name} must be a sequence of integers, got {reprlib.repr(values)}") from None
+
+
+def whole_number(value: object, name: str) -> int:
+    """An integer argument of a two-phase function; 1.0 and "1" are none."""
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise Refusal(INVALID, f"{name} must be an integer, got {reprlib.repr(value)}") from None
+
+
+def truth(value: object, name: str) -> bool:
+    """A boolean argument of a two-phase function, or an integer in the place of one."""
+    return bool(value) if isinstance(value, (bool, np.bool_)) else bool(whole_number(value, name))
 
 
 def optional_ints(values: object, name: str) -> tuple[int, ...] | None:
-    return None if values is None else int_tuple(values, name)
+    """An aclIntArray argument of a two-phase function; None is a null pointer."""
+    try:
+        return None if values is None else int_tuple(values, name)
+    except TypeError as error:
+        raise Refusal(INVALID, str(error)) from None
 
 
 def optional_bools(values: object, name: str) -> tuple[bool, ...] | None:
+    """An aclBoolArray argument of a two-phase function; None is a null pointer."""
     if values is None or type(values) is aclBoolArray:
         return values
     try:
-        return tuple([bool(value) for value in values])  # type: ignore[attr-defined]
+        given = [*values]  # type: ignore[misc]
     except TypeError:
-        raise TypeError(f"{name} must be a sequence of booleans, got {values!r}") from None
+        raise Refusal(INVALID, f"{name} must be a sequence of booleans, got {reprlib.repr(values)}") from None
+    return tuple([truth(value, name) for value in given])
 
 
 TensorLike = aclTensor | Array | None
 
 
-def as_tensor(tensor: TensorLike, name: str, formats: Mapping[int, str]) -> aclTensor | None:
+def as_tensor(tensor: Any, name: str, formats: Mapping[int, str]) -> aclTensor | None:
     """The tensor itself, or an array wrapped in the format of its rank (ND where `formats` has none)."""
     if tensor is None or type(tensor) is aclTensor:
         return tensor
-    if isinstance(tensor, np.ndarray):
+    if not isinstance(tensor, np.ndarray) and not is_torch(tensor):
+        raise Refusal(INVALID, f"{name} must be an aclTensor, an array or None, got {type(tensor).__name__}")
+    try:
         return aclTensor(tensor, format=formats.get(tensor.ndim, "ND"))
-    raise TypeError(f"{name} must be an aclTensor, an array or None, got {type(tensor).__name__}")
+    except (TypeError, ValueError) as error:
+        raise Refusal(INVALID, f"{name}: {error}") from None
 
 
 def key_of(tensor: aclTensor | None) -> Descriptor | None:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from ...numbers import decode, encode, storage_dtype
 from ...plan import plan as find_plan
 from ...problem import DTYPES, Plan, Problem, Unsupported
-from .descriptors import aclTensor
+from ..numpy import overlaps_itself
+from .descriptors import aclTensor, whole_number
 from .status import INNER_NULLPTR, INVALID, NULLPTR, RUNTIME, SUCCESS, Refusal, aclnnStatus, recent, refused
 
 Array = npt.NDArray[Any]
@@ -177,7 +178,8 @@ def phase_two(operator: str, workspace: Any, workspace_size: int, executor: aclO
         if executor is None:
             raise Refusal(NULLPTR, f"{operator}: executor is None")
         if not isinstance(executor, aclOpExecutor):
-            raise TypeError(f"executor must be what {operator}GetWorkspaceSize returned, got {type(executor).__name__}")
+            raise Refusal(INVALID, f"executor must be what {operator}GetWorkspaceSize returned, got "
+                                   f"{type(executor).__name__}")
         memory = check_phase_two(operator, workspace, workspace_size, executor)
         executor.used = True
         try:
@@ -199,10 +201,11 @@ def check_phase_two(operator: str, workspace: Any, workspace_size: int, executor
                                f"{operator}GetWorkspaceSize again")
     memory = None
     needed = executor.workspace_bytes
+    workspace_size = whole_number(workspace_size, "workspaceSize")
     if needed:
         if workspace is None:
             raise Refusal(NULLPTR, f"{operator}: workspace is None, but {needed} bytes are needed")
-        memory = workspace if isinstance(workspace, np.ndarray) else np.frombuffer(workspace, np.uint8)
+        memory = bytes_of(operator, workspace)
         if memory.dtype != np.uint8 or memory.ndim != 1 or not memory.flags.c_contiguous or not memory.flags.writeable:
             raise Refusal(INVALID, f"{operator}: workspace must be writable contiguous bytes, got {memory.dtype} of "
                                    f"shape {memory.shape}")
@@ -216,7 +219,25 @@ def check_phase_two(operator: str, workspace: Any, workspace_size: int, executor
             raise Refusal(NULLPTR, f"{operator}: {recipe.names[place]} is a descriptor without data")
     for place in recipe.writes:
         check_target(operator, recipe, executor, place)
+    if memory is not None:
+        check_apart(operator, memory[:needed], executor)
     return memory
+
+
+def bytes_of(operator: str, workspace: Any) -> Array:
+    try:
+        return workspace if isinstance(workspace, np.ndarray) else np.frombuffer(workspace, np.uint8)
+    except (TypeError, ValueError) as error:
+        raise Refusal(INVALID, f"{operator}: workspace must be writable contiguous bytes: {error}") from None
+
+
+def check_apart(operator: str, memory: Array, executor: aclOpExecutor) -> None:
+    """Refuse a workspace that lies on a tensor that is read or written."""
+    recipe = executor.recipe
+    for place in (*recipe.reads, *recipe.writes):
+        array = executor.tensors[place].array  # type: ignore[union-attr]
+        if np.may_share_memory(memory, array) and np.shares_memory(memory, array):
+            raise Refusal(INVALID, f"{operator}: the workspace overlaps {recipe.names[place]} in memory")
 
 
 def check_target(operator: str, recipe: Recipe, executor: aclOpExecutor, place: int) -> None:
@@ -226,9 +247,9 @@ def check_target(operator: str, recipe: Recipe, executor: aclOpExecutor, place: 
     assert target is not None
     if not target.flags.writeable:
         raise Refusal(INVALID, f"{operator}: {name} is read-only")
-    if 0 in target.strides and target.size and \
-            any(step == 0 and extent > 1 for step, extent in zip(target.strides, target.shape)):
-        raise Refusal(INVALID, f"{operator}: {name} has a stride of 0, its elements overlap")
+    if not target.flags.c_contiguous and overlaps_itself(target.shape, target.strides, target.itemsize):
+        raise Refusal(INVALID, f"{operator}: {name} has elements that overlap each other (shape {target.shape}, "
+                               f"strides {target.strides} in bytes)")
     for other in (*recipe.reads, *recipe.writes):
         if other == place:
             continue

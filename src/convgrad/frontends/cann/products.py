@@ -56,7 +56,7 @@ INPUT_LIMITS_2201 = (
     Limit("pads", "DHW", 0, 255), Limit("dilations", "DHW", 1, 255),
 )
 FILTER_LIMITS_2201 = (
-    Limit("filter", "DHW", 1, INT31), Limit("strides", "DHW", 1, INT31 - 1),
+    Limit("filter", "DHW", 1, INT31), Limit("strides", "HW", 1, 63), Limit("strides", "D", 1, 255),
     Limit("pads", "HW", 0, 255), Limit("pads", "D", 0, INT31 - 1),
     Limit("dilations", "HW", 1, 255), Limit("dilations", "D", 1, INT31 - 1),
 )
@@ -77,6 +77,7 @@ class Facts:
     transposed_dtypes: tuple[aclDataType, ...]
     tbc_dtypes: tuple[aclDataType, ...]  # of every tensor of aclnnConvTbcBackward but bias
     tbc_bias_dtypes: tuple[aclDataType, ...]
+    tbc_max_taps: int  # of aclnnConvTbcBackward; 0: no limit
     operator_dtypes: tuple[aclDataType, ...]  # of the graph operators
     operators: tuple[str, ...]
     spatial_axes: tuple[int, ...]
@@ -110,7 +111,7 @@ class Product(Enum):
 def dav_2201(title: str) -> Facts:
     return Facts(
         title=title, architecture="DAV_2201", dtypes=TO_16, transposed_dtypes=TO_16, tbc_dtypes=TO_16,
-        tbc_bias_dtypes=TO_16, operator_dtypes=TO_16, operators=ALL_OPERATORS, spatial_axes=(1, 2, 3),
+        tbc_bias_dtypes=TO_16, tbc_max_taps=0, operator_dtypes=TO_16, operators=ALL_OPERATORS, spatial_axes=(1, 2, 3),
         multiplies_float=True, hf32_bits=11, same_output_dtypes=False, nd_bias=True, empty_tensors=True,
         deterministic=False, limits=LIMITS_2201, input_limits=INPUT_LIMITS_2201,
         filter_limits=FILTER_LIMITS_2201)
@@ -119,7 +120,7 @@ def dav_2201(title: str) -> Facts:
 def atlas(title: str, architecture: str, tbc: bool) -> Facts:
     return Facts(
         title=title, architecture=architecture, dtypes=TO_32, transposed_dtypes=TO_32,
-        tbc_dtypes=TO_32 if tbc else (), tbc_bias_dtypes=TO_16 if tbc else (), operator_dtypes=(),
+        tbc_dtypes=TO_32 if tbc else (), tbc_bias_dtypes=TO_16 if tbc else (), tbc_max_taps=0, operator_dtypes=(),
         operators=(CONVOLUTION_BACKWARD, CONV_TBC_BACKWARD) if tbc else (CONVOLUTION_BACKWARD,), spatial_axes=(1, 2),
         multiplies_float=False, hf32_bits=0, same_output_dtypes=False, nd_bias=False, empty_tensors=False,
         deterministic=False, limits=())
@@ -130,7 +131,8 @@ FACTS = {
     Product.A3: dav_2201("Atlas A3 (Ascend910_93)"),
     Product.ASCEND_950: Facts(
         title="Ascend 950PR / 950DT (910_95)", architecture="DAV_3510", dtypes=(*TO_16, HIF8, FP8),
-        transposed_dtypes=(*TO_16, HIF8), tbc_dtypes=TO_16, tbc_bias_dtypes=TO_16, operator_dtypes=(*TO_16, HIF8, FP8),
+        transposed_dtypes=(*TO_16, HIF8), tbc_dtypes=TO_16, tbc_bias_dtypes=TO_16, tbc_max_taps=255,
+        operator_dtypes=(*TO_16, HIF8, FP8),
         operators=ALL_OPERATORS, spatial_axes=(1, 2, 3), multiplies_float=True, hf32_bits=10, same_output_dtypes=True,
         nd_bias=True, empty_tensors=True, deterministic=True, limits=LIMITS_3510, input_limits=wide_limits(INT31),
         filter_limits=wide_limits(INT31 - 1)),
@@ -138,8 +140,19 @@ FACTS = {
     Product.ATLAS_INFERENCE: atlas("Atlas inference (Ascend310P)", "DAV_2002", tbc=False),
 }
 
+# What the chips and boards are called elsewhere, without "Ascend" and "Atlas"; 910B1 to 910B4 are bins of one chip.
+MARKET_NAMES = {
+    **dict.fromkeys(("910B", "910B1", "910B2", "910B2C", "910B3", "910B4", "910B4-1", "800T-A2", "800I-A2", "900-A2",
+                     "A200I-A2-BOX"), Product.A2),
+    **dict.fromkeys(("910C", "910_93", "910_9391", "910_9392", "910_9381", "910_9382", "910_9372", "910_9362",
+                     "900-A3", "800T-A3"), Product.A3),
+    **dict.fromkeys(("950", "950PR", "950DT", "910_95", "350"), Product.ASCEND_950),
+    **dict.fromkeys(("910", "910A", "910PROA", "910PROB", "TRAINING"), Product.ATLAS_TRAINING),
+    **dict.fromkeys(("310P", "310P1", "310P3", "INFERENCE"), Product.ATLAS_INFERENCE),
+}
+
 MAX_GROUPS = 65535
-TBC_MAX_PAD = 255  # enforced by the 950 checks; the other products meet it as the padding limit of their kernels
+TBC_MAX_PAD = 255
 
 _chosen = [Product.A2]
 
@@ -150,10 +163,13 @@ def as_product(product: object) -> Product:
         return _chosen[0]
     if isinstance(product, Product):
         return product
-    try:
-        return Product[str(product).upper()]
-    except KeyError:
-        raise ValueError(f"product={product!r} is none of {', '.join(Product.__members__)}") from None
+    name = str(product).upper().removeprefix("ASCEND").replace(" ", "").lstrip("_-")
+    found = Product.__members__.get(str(product).upper()) or MARKET_NAMES.get(name) \
+        or MARKET_NAMES.get(name.removeprefix("ATLAS").lstrip("_-"))
+    if found is None:
+        raise ValueError(f"product={product!r} is none of {', '.join(Product.__members__)}, nor one of their market "
+                         f"names: {', '.join(MARKET_NAMES)}")
+    return found
 
 
 def set_product(product: object) -> Product:

@@ -72,6 +72,8 @@ def aclrtSynchronizeStream(stream: Any) -> int:
 
 def aclrtMalloc(size: int, policy: int = aclrtMemMallocPolicy.ACL_MEM_MALLOC_HUGE_FIRST) -> tuple[int, Array]:
     """Return (status, memory): `size` bytes as a uint8 array."""
+    if size <= 0:
+        return ACL_ERROR_INVALID_PARAM, np.empty(0, np.uint8)
     return ACL_SUCCESS, np.empty(size, np.uint8)
 
 

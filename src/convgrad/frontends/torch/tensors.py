@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import importlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -13,20 +14,37 @@ from ...problem import DTYPES
 from .. import Again
 from ..numpy import checked_format, overlaps_itself
 
+try:
+    native: Any = importlib.import_module("convgrad._native")
+except ImportError:  # not built: other backends serve
+    native = None
+
 FORMATS = {torch.float64: "float64", torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16",
            torch.float8_e4m3fn: "float8_e4m3fn", torch.float8_e5m2: "float8_e5m2"}
 TORCH_DTYPES = {name: dtype for dtype, name in FORMATS.items()} | {"hifloat8": torch.uint8}
-# NumPy cannot take these through .numpy(): they cross as integers of the same size.
-AS_INTEGERS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
 # A new tensor of a size, strides and a dtype on the current GPU: what torch's own compiler calls, in half the time.
 empty_cuda: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None) or (
     lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device="cuda"))
+INTEGERS = {1: "|u1", 2: "<i2", 4: "<i4", 8: "<i8"}  # by size, in NumPy's words: what any format crosses as
 CHANNELS_LAST = {4: (torch.channels_last, "NHWC"), 5: (torch.channels_last_3d, "NDHWC")}
 
 
 def signature(arrays: dict[str, Any]) -> Any:
-    """Shapes, number formats, and what `home` looks at: strides and devices."""
-    return tuple([(array.shape, array.dtype, array.stride(), array.device) for array in arrays.values()])
+    """Shapes, number formats, what `home` looks at (strides and devices), and the number of threads."""
+    return threads(), tuple([(array.shape, array.dtype, array.stride(), array.device) for array in arrays.values()])
+
+
+def threads() -> int | None:
+    """As many as torch would use (torch.set_num_threads), and no more than convgrad has been told to."""
+    return None if native is None else native.threads_for_torch()
+
+
+def execute(run: Callable[..., Any], operands: tuple[Any, ...], targets: tuple[Any, ...], workspace: Any) -> None:
+    """On the CPU the work is done by torch's own threads."""
+    if native is None or isinstance(operands[0], torch.Tensor):
+        run(operands, targets, workspace)
+    else:
+        native.run_on_torch_team(run, operands, targets, workspace)
 
 
 def home(arrays: dict[str, Any]) -> tuple[str, str | None]:
@@ -61,12 +79,23 @@ def operand(array: torch.Tensor, name: str, order: tuple[int, ...] | None, forma
         array = array.detach()
     if array.is_cuda:
         return array if order is None else array.permute(order)
-    integers = AS_INTEGERS.get(array.dtype)
-    view: np.ndarray[Any, Any] = array.numpy() if integers is None else array.view(integers).numpy()
-    stored = storage_dtype(format_name)
-    if view.dtype != stored:
-        view = view.view(stored)
+    view = Memory(array, storage_dtype(format_name)).view()
     return view if order is None else view.transpose(order)
+
+
+class Memory:
+    """A tensor's memory for NumPy, by address: `Tensor.numpy()` would make its storage unresizable for good."""
+
+    def __init__(self, tensor: torch.Tensor, stored: np.dtype[Any]) -> None:
+        self.tensor = tensor  # views keep it alive
+        self.stored = stored
+        size = stored.itemsize
+        self.__array_interface__ = {
+            "version": 3, "data": (tensor.data_ptr(), False), "shape": tuple(tensor.shape),
+            "strides": tuple([step * size for step in tensor.stride()]), "typestr": INTEGERS[size]}
+
+    def view(self) -> np.ndarray[Any, Any]:
+        return np.asarray(self).view(self.stored)
 
 
 def empty(shape: tuple[int, ...], format_name: str, like: torch.Tensor) -> torch.Tensor:
@@ -116,7 +145,7 @@ def check_workspace(workspace: Any, needed: int, operands: dict[str, Any]) -> No
 
 
 def workspace_view(workspace: torch.Tensor) -> Any:
-    return workspace if workspace.is_cuda else workspace.numpy()
+    return workspace if workspace.is_cuda else Memory(workspace, np.dtype(np.uint8)).view()
 
 
 def again(run: Any, operands: tuple[Any, ...], targets: tuple[Any, ...],
@@ -151,16 +180,14 @@ def again(run: Any, operands: tuple[Any, ...], targets: tuple[Any, ...],
 
 def from_numpy(array: np.ndarray[Any, Any], format_name: str) -> torch.Tensor:
     """A tensor with the values of a NumPy array, on CUDA where there is one (the interpreter computes on the CPU)."""
-    same_size = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}[array.dtype.itemsize]
-    tensor = torch.from_numpy(array.view(same_size)).view(TORCH_DTYPES[format_name])
+    same_size = array.view(INTEGERS[array.dtype.itemsize])
+    tensor = torch.from_numpy(same_size).view(TORCH_DTYPES[format_name])
     return tensor.to("cuda" if torch.cuda.is_available() else "cpu", copy=True)  # strides of dense arrays are kept
 
 
 def to_numpy(tensor: torch.Tensor, format_name: str) -> np.ndarray[Any, Any]:
     """The values of a tensor as a NumPy array in the format's storage dtype."""
-    integers = AS_INTEGERS.get(tensor.dtype)
-    values: np.ndarray[Any, Any] = (tensor if integers is None else tensor.view(integers)).cpu().numpy()
-    return values.view(storage_dtype(format_name))
+    return Memory(tensor.cpu(), storage_dtype(format_name)).view()
 
 
 def _bytes_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -1,0 +1,1 @@
+"""Self-contained HTML pages: the benchmark report and the interactive drawing of a gradient."""
