@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from .geometry import Geometry, Transposed, plain
 from .operators import library, ops
 
-Tensor = torch.Tensor
 Run = Callable[[Tensor, Tensor, int], Any]  # both operands and the number of groups
 CHANNELS = 1  # the axis of channels in activations; weights have output channels on axis 0, input channels on axis 1
 

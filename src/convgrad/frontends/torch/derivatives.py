@@ -2,7 +2,7 @@
 
 A convolution is bilinear, and so is each of its gradients: the derivative of one operator is another. Each operator has
 an `autograd.Function`, called by the operator's own Autograd kernel. So its derivative is found where PyTorch looks for
-those of its own operators: in eager mode, under torch.func at any depth, and in what torch.compile and torch.export trace.
+those of its own operators: in eager mode, under torch.func at any depth, in what torch.compile and export trace.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import Function, forward_ad
 
 from .geometry import Geometry, plain
 from .operators import library, ops
 
-Tensor = torch.Tensor
 Grads = tuple[Tensor | None, ...]  # one for every differentiated tensor, or for every result
 Saved = tuple[Tensor, ...]
 Rest = tuple[Any, ...]  # arguments behind the tensors
@@ -132,8 +132,8 @@ def convolution_tangent(tangents: Grads, saved: Saved, rest: Rest) -> Tensor | N
 def one_gradient(place: int, grad_output: Tensor, input: Tensor, weight: Tensor, rest: Rest) -> Tensor:
     """The gradient with respect to input (0), weight (1) or bias (2); other arguments only say how large they are."""
     mask = [place == other for other in range(3)]
-    found: Tensor = ops.convolution_backward(grad_output, input, weight, [grad_output.shape[1]], *rest[:-1], mask)[place]
-    return found
+    found = ops.convolution_backward(grad_output, input, weight, [grad_output.shape[1]], *rest[:-1], mask)
+    return found[place]  # type: ignore[no-any-return]
 
 
 def gradients_backward(grads: Grads, saved: Saved, rest: Rest, wanted: Sequence[bool]) -> Grads:

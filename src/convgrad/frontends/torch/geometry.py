@@ -50,7 +50,7 @@ class Geometry(NamedTuple):
 
 
 class Transposed(NamedTuple):
-    """A transposed convolution as the input gradient of a plain one: its pads, and trailing outputs that no tap reaches.
+    """A transposed convolution as the input gradient of a plain one, and how many trailing outputs no tap reaches.
 
     Output padding beyond the stride adds positions that the plain convolution would count as outputs of its own. High
     padding takes up whole strides of them; the rest is cut off before the gradient and filled with zeros after it.
@@ -124,9 +124,9 @@ def checked_shapes(shapes: dict[str, Ints], geometry: Geometry, output: str | No
     size = geometry.output_size(input[2:], weight[2:])
     for axis, extent in enumerate(size):
         if extent < (0 if geometry.transposed else 1):
-            raise ValueError(f"the output would have {extent} positions on spatial axis {axis}: input {tuple(input[2:])}"
-                             f", kernel {tuple(weight[2:])}, stride {tuple(geometry.stride)}, padding {geometry.pairs}, "
-                             f"dilation {tuple(geometry.dilation)}")
+            raise ValueError(f"the output would have {extent} positions on spatial axis {axis}: input "
+                             f"{tuple(input[2:])}, kernel {tuple(weight[2:])}, stride {tuple(geometry.stride)}, "
+                             f"padding {geometry.pairs}, dilation {tuple(geometry.dilation)}")
     if output is not None and tuple(shapes[output]) != (input[0], produced, *size):
         raise ValueError(f"{output} has shape {tuple(shapes[output])}, but the output of this convolution has "
                          f"{(input[0], produced, *size)}")

@@ -2,7 +2,7 @@
 
 `convolution` and `convolution_backward` have the arguments of aten's; `padding` may also give low and high of every
 axis. `input_grad`, `weight_grad` and `bias_grad` are single gradients. Derivatives, batching and autocast rules are in
-files of their own, operators with scales and with accumulation in `scaled.py`.
+files of their own.
 """
 
 from __future__ import annotations
@@ -20,21 +20,13 @@ TAIL = "SymInt[] stride, SymInt[] padding, SymInt[] dilation"
 TRANSPOSED_TAIL = f"{TAIL}, bool transposed, SymInt[] output_padding, SymInt groups"
 SCHEMAS = (
     f"convolution(Tensor input, Tensor weight, Tensor? bias, {TRANSPOSED_TAIL}) -> Tensor",
-    f"scaled_convolution(Tensor input, Tensor input_scale, Tensor weight, Tensor weight_scale, {TAIL}, SymInt groups, "
-    "ScalarType out_dtype, str? compute=None) -> Tensor",
     "convolution_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[]? bias_sizes, "
     f"{TRANSPOSED_TAIL}, bool[3] output_mask) -> (Tensor, Tensor, Tensor)",
     f"input_grad(Tensor grad_output, Tensor weight, SymInt[] input_size, {TAIL}, SymInt groups, "
     "ScalarType? out_dtype=None) -> Tensor",
-    "scaled_input_grad(Tensor grad_output, Tensor grad_output_scale, Tensor weight, Tensor weight_scale, "
-    f"SymInt[] input_size, {TAIL}, SymInt groups, ScalarType out_dtype, str? compute=None) -> Tensor",
     f"weight_grad(Tensor grad_output, Tensor input, SymInt[] kernel_size, {TAIL}, SymInt groups, "
     "ScalarType? out_dtype=None) -> Tensor",
-    "scaled_weight_grad(Tensor grad_output, Tensor grad_output_scale, Tensor input, Tensor input_scale, "
-    f"SymInt[] kernel_size, {TAIL}, SymInt groups, ScalarType out_dtype, str? compute=None) -> Tensor",
     "bias_grad(Tensor grad_output, ScalarType? out_dtype=None) -> Tensor",
-    f"add_weight_grad_(Tensor(a!) main_grad, Tensor grad_output, Tensor input, {TAIL}, SymInt groups) -> ()",
-    "add_bias_grad_(Tensor(a!) main_grad, Tensor grad_output) -> ()",
 )
 library = torch.library.Library("convgrad", "DEF")
 for schema in SCHEMAS:
@@ -156,10 +148,11 @@ def convolution_backward(grad_output: torch.Tensor, input: torch.Tensor, weight:
     *rest, mask = arguments
     geometry = Geometry(*rest)
     checked_backward(grad_output, input, weight, geometry)
-    if not geometry.transposed:
-        results = api.conv_backward(grad_output, input, weight, output_mask=mask, **keywords(geometry))
-    else:
+    results: tuple[torch.Tensor | None, ...]
+    if geometry.transposed:
         results = transposed_backward(grad_output, input, weight, geometry, mask)
+    else:
+        results = api.conv_backward(grad_output, input, weight, output_mask=mask, **keywords(geometry))
     return tuple(None if result is None else placed(result, input, weight) if result.dim() > 1 else result
                  for result in results)
 

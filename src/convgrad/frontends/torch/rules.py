@@ -46,7 +46,7 @@ def convolution_flops(input: Any, weight: Any, bias: Any, *arguments: Any, out_s
 
 @register_flop_formula(ops.convolution_backward)
 def convolution_backward_flops(grad_output: Any, input: Any, weight: Any, *arguments: Any, **_: Any) -> int:
-    *_, transposed, _, _, mask = arguments
+    transposed, mask = arguments[4], arguments[-1]
     return products(weight, input[0], (input if transposed else grad_output)[2:]) * (mask[0] + mask[1])
 
 
