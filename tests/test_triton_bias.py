@@ -27,9 +27,6 @@ TOGETHER = (
     ("blocks", "n5 c64 k64 i7x9 w2x3 p1x1 g32 NHWC OHWI"),
     ("groups", "n40 c32 k64 i70 w9 s4 p4 g2 NLC OLI"),
     ("groups", "n18 c128 k96 i15x14 w3x3 s2x2 p1x1 g2 NHWC OHWI"),
-    ("windows", "n2 c3 k16 i33x31 w7x7 s2x2 p3x3 NHWC OHWI"),
-    ("windows", "n2 c1 k32 i12x13x14 w3x3x3 p1x1x1 NDHWC ODHWI"),
-    ("windows", "n3 c1 k512 i333 w10 s5 NLC OLI"),
     ("spans", "n3 c3 k64 i9x10x24 w3x7x7 s2x2x2 p1x3x3 NDHWC ODHWI"),
     ("spans", "n3 c4 k64 i6x9x24 w3x3x3 p1x1x1 NDHWC ODHWI"),
     ("spans", "n70 c2 k64 i9x12 w3x3 p1x1 NHWC OHWI"),
@@ -54,17 +51,15 @@ def as_if_there_were_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         line_plans,
         span_plans,
         wide_plans,
-        window_plans,
     )
 
-    for module in (block_plans, box_line_plans, group_plans, joined_plans, line_plans, span_plans, wide_plans,
-                   window_plans):
+    for module in (block_plans, box_line_plans, group_plans, joined_plans, line_plans, span_plans, wide_plans):
         monkeypatch.setattr(module, "INTERPRETED", False)
 
 
 def choices(kind: str, text: str) -> list[Any]:
     """Choices of a way that sums the bias gradient, too."""
-    from convgrad.backends.triton import block_plans, group_plans, line_plans, span_plans, wide_plans, window_plans
+    from convgrad.backends.triton import block_plans, group_plans, line_plans, span_plans, wide_plans
     from convgrad.backends.triton.candidates import choice_of
     from convgrad.backends.triton.geometry import geometry
     from convgrad.backends.triton.ways import weight_ways
@@ -72,7 +67,7 @@ def choices(kind: str, text: str) -> list[Any]:
     problem = Problem.parse(f"weight_grad bf16 {text} cuda")
     geo = geometry(problem.conv)
     plans: Any = {"blocks": block_plans, "groups": group_plans, "lines": line_plans, "spans": span_plans,
-                  "wide": wide_plans, "windows": window_plans}[kind]
+                  "wide": wide_plans}[kind]
     found = [tile if isinstance(tile, dict) else choice_of(kind, tile)
              for tile in plans.worth_measuring(problem, geo, 20)]
     return [choice for choice in found if weight_ways(problem, geo, None, choice)[0].bias_bytes]

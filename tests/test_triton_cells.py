@@ -34,16 +34,6 @@ WEIGHT_GEOMETRIES = (
     "n2 c3 k8 i4x6x16 w3x4x5 s2x1x2 p1x1x2 NDHWC ODHWI",
     "n2 c4 k16 i9x16 w3x3 d2x2 p2x2 NHWC OHWI",
 )
-WINDOW_GEOMETRIES = (
-    "n2 c1 k32 i6x7x8 w3x3x3 p1x1x1 NDHWC ODHWI",
-    "n3 c3 k64 i19x21 w7x7 s2x2 p3x3 NHWC OHWI",
-    "n2 c1 k48 i8x8x8 w2x2x2 s2x2x2 NDHWC ODHWI",
-    "n2 c1 k24 i301 w10 s5 NLC OLI",
-    "n2 c24 k3 i9x10 w3x3 p1:2x0:1 NHWC OHWI",
-    "n2 c5 k16 i9x12 w3x2 d2x3 p2x2 NHWC OHWI",
-    "n3 c12 k32 i40 w11 s4 p5 g4 NLC OLI",
-    "n2 c48 k48 i14x15 w3x3 s2x2 p1x1 g3 NHWC OHWI",
-)
 
 
 def walk(cells: Any, dy: Any, weight: Any, spread: Any, shape: tuple[int, ...]) -> Any:
@@ -155,36 +145,6 @@ def test_collected_sums_of_the_wider_gradient(text: str) -> None:
         assert np.array_equal(result.double().numpy(), expected), way
 
 
-@needs_interpreter
-@pytest.mark.parametrize("text", WINDOW_GEOMETRIES)
-def test_collected_sums_of_windows(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The partial sums of the problem that the windows kernel sees, by the plain kernel, then collected."""
-    from convgrad.backends.triton import window_plans
-    from convgrad.backends.triton.geometry import geometry
-    from convgrad.backends.triton.launch import Step
-    from convgrad.backends.triton.numbers_on_device import arithmetic
-    from convgrad.backends.triton.tiles import choose_weight
-    from convgrad.backends.triton.weight import weight_kernel
-
-    monkeypatch.setattr(window_plans, "INTERPRETED", False)
-    problem, operands, expected = integers_and_result(f"weight_grad bf16 {text}")
-    geo = geometry(problem.conv)
-    dy, x = map(channels_last, operands)
-    assert window_plans.windows_fit(problem, geo)
-    tiles = {tile.swapped: tile for tile in window_plans.all_windows(geo, None)}
-    assert tiles
-    for tile in tiles.values():
-        windows = window_plans.window_plan(geo, tile)
-        seen = window_plans.turned_round(geo) if tile.swapped else geo
-        plain = window_plans.replace(choose_weight(seen, 2, None, False), SPLITS=max(2, tile.splits))
-        partial = torch.full((plain.SPLITS, *windows.shape[1:]), float("nan"))
-        step = Step(weight_kernel, partial_launch(seen, plain, arithmetic(problem)))
-        step(*((x, dy) if tile.swapped else (dy, x)), partial.permute(0, 1, 5, 2, 3, 4), partial)
-        result = torch.empty(expected.shape)
-        window_plans.window_plan(geo, window_plans.replace(tile, splits=plain.SPLITS)).collect(partial, result)
-        assert np.array_equal(result.double().numpy(), expected), tile
-
-
 @needs_triton
 @pytest.mark.parametrize("wrt", ["input", "weight"])
 def test_windows_that_cover_whole_images(wrt: str) -> None:
@@ -195,29 +155,8 @@ def test_windows_that_cover_whole_images(wrt: str) -> None:
 
 @needs_gpu
 @pytest.mark.parametrize("wrt, text", [*(("input", text) for text in INPUT_GEOMETRIES),
-                                       *(("weight", text) for text in WEIGHT_GEOMETRIES + WINDOW_GEOMETRIES)])
+                                       *(("weight", text) for text in WEIGHT_GEOMETRIES)])
 def test_on_the_gpu(wrt: str, text: str) -> None:
     check_exact(f"{wrt}_grad bf16 {text}", "triton")
     check_bound(f"{wrt}_grad f16 {text}", "triton")
     check_nonfinite(f"{wrt}_grad bf16 {text}", "triton")
-
-
-@needs_gpu
-@pytest.mark.parametrize("text", [*WINDOW_GEOMETRIES, "n40 c3 k16 i24x26 w5x5 p2x2 NHWC OHWI"])
-def test_windows_agree_with_their_plain_twin(text: str) -> None:
-    """Also where a program sums a long run of boxes, some at the border of an image and some not."""
-    from convgrad.backends.triton import window_plans
-    from convgrad.backends.triton.candidates import choice_of
-    from convgrad.backends.triton.geometry import geometry
-    from convgrad.backends.triton.plans import make_plan
-
-    problem, operands, expected = integers_and_result(f"weight_grad bf16 {text}")
-    tensors = tuple(channels_last(operand).cuda() for operand in operands)
-    by_shape = {(t.swapped, t.BN, t.RT, t.box): t for t in window_plans.all_windows(geometry(problem.conv), None)}
-    assert by_shape
-    for tile in by_shape.values():
-        choice = choice_of("windows", window_plans.replace(tile, splits=2))
-        result = torch.full(expected.shape, float("nan"), device="cuda").bfloat16()
-        make_plan(problem.with_(device="cuda"), None, choice).run(tensors, (result,), None)
-        wanted = torch.from_numpy(expected).bfloat16()
-        assert torch.equal(result.cpu(), wanted), tile

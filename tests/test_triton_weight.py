@@ -243,7 +243,7 @@ def test_fp8_in_pieces_of_rows_and_images(text: str, share: float, monkeypatch: 
     image = 2 * sum(math.prod(problem.shape_of_operand(name)[1:]) for name in problem.operands)
     monkeypatch.setattr(decoded_plans, "FOR_COPIES", share * image / 2**26)
     monkeypatch.setattr(decoded_plans, "worth_it", lambda plan, geo: True)
-    monkeypatch.setattr(decoded_plans, "OFFERS", ((plain, 2),))
+    monkeypatch.setattr(decoded_plans, "by_decoded_lines", plain)
     for module in (copied_plans, decoded_plans):  # the interpreter needs no alignment
         monkeypatch.setattr(module, "channels_last", lambda tensor: True)
     clear_plan_cache()

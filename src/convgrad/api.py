@@ -18,13 +18,17 @@ from .call import (
     checked_scales,
     exchanged,
     geometry_of,
+    nothing_asked,
     prepare,
     prepared_calls,
+    reached_part,
     ready,
     transposed_geometry,
+    with_rest,
+    without_rest,
 )
 from .plan import clear_plan_cache, load
-from .problem import checked_int
+from .problem import Conv, checked_int
 
 ALL_TENSORS = "grad_output, input, weight, input_grad, weight_grad, bias_grad"
 
@@ -95,14 +99,14 @@ def input_grad(grad_output: Any, weight: Any, input_size: Ints, *, stride: Ints 
                backend: str | None = None, num_threads: int | None = None) -> Any:
     """Gradient of a convolution with respect to its input.
 
+    Parameters not listed are those of `conv`; `scales` names "grad_output", "weight", "input_grad".
+
     Parameters
     ----------
     grad_output, weight : array
         Gradient of the output (N, K, spatial) and weight (K, C/groups, spatial).
     input_size : int or one int per spatial axis
         Spatial size of the input; strided convolutions do not determine it.
-
-    The other parameters are those of `conv`; `scales` names "grad_output", "weight", "input_grad".
 
     Returns
     -------
@@ -134,14 +138,14 @@ def weight_grad(grad_output: Any, input: Any, kernel_size: Ints, *, stride: Ints
                 backend: str | None = None, num_threads: int | None = None) -> Any:
     """Gradient of a convolution with respect to its weight.
 
+    Parameters not listed are those of `conv`; `scales` names "grad_output", "input", "weight_grad".
+
     Parameters
     ----------
     grad_output, input : array
         Gradient of the output (N, K, spatial) and input (N, C, spatial).
     kernel_size : int or one int per spatial axis
         Spatial size of the weight.
-
-    The other parameters are those of `conv`; `scales` names "grad_output", "input", "weight_grad".
 
     Returns
     -------
@@ -201,6 +205,9 @@ def conv_backward(grad_output: Any, input: Any, weight: Any, *, stride: Ints = 1
                   num_threads: int | None = None) -> tuple[Any, Any, Any]:
     """All gradients of a convolution in one call.
 
+    Parameters not listed are those of `conv`; `scales` names "grad_output", "input", "weight", "input_grad",
+    "weight_grad", "bias_grad".
+
     Parameters
     ----------
     grad_output, input, weight : array
@@ -209,9 +216,6 @@ def conv_backward(grad_output: Any, input: Any, weight: Any, *, stride: Ints = 1
         Which of the gradients of input, weight and bias to compute.
     out : three arrays or None, optional
         Receive the results.
-
-    The other parameters are those of `conv`; `scales` names "grad_output", "input", "weight", "input_grad",
-    "weight_grad", "bias_grad".
 
     Returns
     -------
@@ -236,7 +240,8 @@ def conv_backward(grad_output: Any, input: Any, weight: Any, *, stride: Ints = 1
     if call is None:
         geometry = geometry_of(arrays, options, stride, padding, dilation, groups)
         if not wrt:
-            return (None, None, None)
+            checked_scales(scales, ALL_TENSORS, kind, grad_output)
+            return nothing_asked(kind, geometry, arrays, options, workspace)
         call = prepare(key, kind, wrt, geometry, arrays, options)
     given = checked_scales(scales, ALL_TENSORS, kind, grad_output)
     if mask is ALL_THREE:
@@ -255,15 +260,15 @@ def conv_transpose(input: Any, weight: Any, *, stride: Ints = 1, padding: Paddin
                    backend: str | None = None, num_threads: int | None = None) -> Any:
     """Transposed convolution: `input` (N, C, spatial), `weight` (C, K/groups, spatial) as in PyTorch.
 
+    Parameters not listed are those of `conv`; with "same_upper" or "same_lower" the output has stride times the
+    size of the input.
+
     Parameters
     ----------
     output_padding : int or one int per axis
-        Extra positions at the high end of the output, less than the stride.
+        Extra positions at the high end of the output; those that no tap reaches are 0.
     weight_layout : str, optional
         I is the channel axis of the input, O of the output; the default is I, O, spatial.
-
-    The other parameters are those of `conv`; with "same_upper" or "same_lower" the output has stride times the
-    size of the input.
 
     Returns
     -------
@@ -280,12 +285,18 @@ def conv_transpose(input: Any, weight: Any, *, stride: Ints = 1, padding: Paddin
                       max_workspace_bytes, scales is not None or None)
     arrays = {"grad_output": input, "weight": weight}
     names = {"grad_output": "input", "input_grad": "output"}
+    left: tuple[int, ...] = ()
+    if output_padding != 0:
+        padding, output_padding, left = reached_part(arrays, options, stride, padding, output_padding)
     kind, key = call_key("transpose", arrays, (stride, padding, dilation, groups, output_padding), options, names)
     call = prepared_calls.get(key)
     if call is None:
         geometry = transposed_geometry(arrays, options, stride, padding, dilation, groups, output_padding)
         call = prepare(key, kind, "input", geometry, arrays, options, names)
     given = checked_scales(scales, "input, weight, output", kind, input)
+    if any(left):
+        return with_rest(call, arrays, out, left, options,
+                         lambda part: ready(call, arrays, {"out": part}, workspace, names, scales=given))
     return ready(call, arrays, {"out": out}, workspace, names, scales=given)()[0]
 
 
@@ -298,6 +309,8 @@ def conv_transpose_backward(grad_output: Any, input: Any, weight: Any, *, stride
                             num_threads: int | None = None) -> tuple[Any, Any, Any]:
     """All gradients of a transposed convolution.
 
+    Parameters not listed are those of `conv_transpose`.
+
     Parameters
     ----------
     grad_output, input, weight : array
@@ -306,8 +319,6 @@ def conv_transpose_backward(grad_output: Any, input: Any, weight: Any, *, stride
         Which of the gradients of input, weight and bias to compute.
     out : three arrays or None, optional
         Receive the results.
-
-    The other parameters are those of `conv_transpose`.
 
     Returns
     -------
@@ -326,31 +337,40 @@ def conv_transpose_backward(grad_output: Any, input: Any, weight: Any, *, stride
     mask, outs = checked_mask(output_mask, out)
     # The same trilinear form with x and dy exchanged: grad_output is the convolution's input, input its gradient.
     arrays = {"grad_output": input, "input": grad_output, "weight": weight}
+    if output_padding != 0:
+        padding, output_padding, left = reached_part(arrays, options, stride, padding, output_padding)
+        if any(left):  # the bias alone depends on what no tap reaches
+            arrays["input"] = without_rest(grad_output, left, options)
     names = {"grad_output": "input", "input": "grad_output", "output": "input_grad"}
     needed = {"input": mask[1], "grad_output": any(mask), "weight": mask[0]}
     taken = {name: array for name, array in (("input", input), ("grad_output", grad_output), ("weight", weight))
              if needed[name]}
-    geometry = None
-    runs = []
+    parameters = (stride, padding, dilation, groups, output_padding)
+    if not any(mask):
+        kind, _ = call_key("transpose", arrays, parameters, options, names)
+        geometry = transposed_geometry(arrays, options, *parameters)
+        checked_scales(scales, ALL_TENSORS, kind, grad_output)
+        return nothing_asked(kind, geometry, arrays, options, workspace, names)
+    checked: Conv | None = None
+    calls = []
     for label, wrt, wanted in zip(OUT_LABELS, ("output", "weight"), mask):
-        kind, key = call_key("transpose_" + wrt, arrays, (stride, padding, dilation, groups, output_padding),
-                             options, names)
+        kind, key = call_key("transpose_" + wrt, arrays, parameters, options, names)
         call = prepared_calls.get(key)
         if call is None:
-            geometry = geometry or transposed_geometry(arrays, options, stride, padding, dilation, groups,
-                                                       output_padding)
-            call = prepare(key, kind, wrt, geometry, arrays, options, names) if wanted else None
+            checked = checked or transposed_geometry(arrays, options, *parameters)
+            call = prepare(key, kind, wrt, checked, arrays, options, names) if wanted else None
         if call is not None and wanted:
-            read = {name: arrays[name] for name in call.plan.problem.operands}
-            given = checked_scales(scales, ALL_TENSORS, kind, grad_output)
-            runs.append(ready(call, read, {label: outs[label]}, workspace, names, taken, given))
-            taken = {**taken, label: outs[label]} if outs[label] is not None else taken
+            calls.append((label, call, {name: arrays[name] for name in call.plan.problem.operands}, names))
     if mask[2]:
         bias = Options(layout, None, None, dtype, out_dtype, backend, num_threads, max_workspace_bytes,
                        scales is not None or None)
-        call, read = bias_call(grad_output, bias)
+        calls.append((OUT_LABELS[2], *bias_call(grad_output, bias), {}))
+    room = max(call.plan.workspace_bytes for _, call, _, _ in calls)
+    runs = []
+    for label, call, read, own_names in calls:
         given = checked_scales(scales, ALL_TENSORS, call.kind, grad_output)
-        runs.append(ready(call, read, {OUT_LABELS[2]: outs[OUT_LABELS[2]]}, workspace, taken=taken, scales=given))
+        runs.append(ready(call, read, {label: outs[label]}, workspace, own_names, taken, given, room))
+        taken = {**taken, label: outs[label]} if outs[label] is not None else taken
     # Everything is checked; only now is anything written.
     results = iter([run()[0] for run in runs])
     dx, dw, db = (next(results) if wanted else None for wanted in mask)

@@ -18,19 +18,17 @@ from . import (
     group_plans,
     joined_plans,
     line_plans,
-    row_plans,
     slide_box_plans,
     slide_plans,
     span_plans,
     wide_plans,
-    window_plans,
 )
 from .flat import flattened
 from .geometry import Geometry, geometry
 from .launch import power_of_two
 from .numbers_on_device import operand_bytes
 from .plans import LINE_ENDS
-from .tiles import best_box, choose_gather, choose_splits, choose_weight, stages_for
+from .tiles import best_box, choose_gather, choose_splits, choose_weight
 from .tuning import SEPARATE, Choice
 
 
@@ -68,7 +66,7 @@ def gather(problem: Problem, geo: Geometry) -> Iterator[Choice]:
     size = operand_bytes(problem)
     plain = choose_gather(geo, is_input, size)
     patch = box_plans.is_patch(problem, geo)
-    red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
+    red = geo.group_out if is_input else geo.group_in
     for blocks in block_plans.worth_measuring(problem, geo):
         yield choice_of("blocks", blocks)
     if cell_plans.expected_to_pay(geo):
@@ -79,19 +77,7 @@ def gather(problem: Problem, geo: Geometry) -> Iterator[Choice]:
             yield choice_of("joined", tile)
         for tile in box_line_plans.worth_measuring(problem, geo):
             yield choice_of("box_lines", tile)
-    if (not plain.PACK or patch) and box_plans.gather_fits(problem, geo) and not box_line_plans.fits(problem, geo):
-        model = box_plans.choose_box_gather(geo, is_input, patch)
-        yield choice_of("box", model)
-        columns = col * geo.taps if patch else col
-        extents = (geo.batch, *(geo.phase_positions if is_input else geo.y))
-        fixed = (1, 1, 1) if is_input else geo.stride
-        for rows, width, warps, per_sm in ((256, 128, 8, 1), (128, 128, 4, 2), (128, 128, 8, 2),
-                                           (256, 64, 4, 2), (128, 64, 4, 3), (64, 128, 4, 3), (64, 64, 4, 4)):
-            if width <= max(64, power_of_two(columns)) and width * 4 >= min(columns, 256):
-                stages = stages_for((rows + width) * model.CB * 2 * per_sm, 4)
-                box = best_box(extents, rows, fixed)
-                yield choice_of("box", box_plans.BoxTile(box, width, model.CB, warps, stages))
-    if problem.dtype == "float32" or not box_plans.gather_fits(problem, geo) or red < 64:
+    if problem.dtype == "float32" or not box_line_plans.fits(problem, geo) or red < 64:
         yield choice_of("gather", plain)
         for rows, stages, warps in ((128, 1, 4), (256, 1, 4), (256, 2, 4), (128, 2, 4), (64, 1, 4), (128, 3, 8)):
             if rows * plain.BN <= 256 * 128:
@@ -107,11 +93,7 @@ def weight(problem: Problem, geo: Geometry) -> Iterator[Choice]:
         yield choice_of("groups", groups)
     for spans in span_plans.worth_measuring(problem, geo):
         yield choice_of("spans", spans)
-    for window in window_plans.worth_measuring(problem, geo):
-        yield choice_of("windows", window)
     yield from wide_plans.worth_measuring(problem, geo)
-    for rows in row_plans.worth_measuring(problem, geo):
-        yield choice_of("rows", rows)
     lines = line_plans.worth_measuring(problem, geo)
     for tile in lines:
         yield choice_of("lines", tile)

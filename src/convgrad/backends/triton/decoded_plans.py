@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from itertools import chain, islice
+from collections.abc import Callable
 from typing import Any
 
 from ...problem import Problem
@@ -23,11 +22,9 @@ from .line_plans import LAUNCH_SECONDS
 from .numbers_on_device import rounding
 from .part_plans import flops_of
 from .tiles import workspace_limit
-from .ways import Offer, Operands, Way, by_decoded_lines, by_rows
+from .ways import Operands, Way, by_decoded_lines
 
 FOR_COPIES = 0.6  # of the workspace; the rest is for sums
-OFFERS: tuple[tuple[Offer, int], ...] = ((by_rows, 1), (by_decoded_lines, 2))  # ways with copies of so many bytes
-SIZES = 4  # of pieces that are tried for rows
 POINTER_FLOPS = 160e12  # a second, of weight.py on FP8 with channels last: 67 to 190 were seen on an H200
 
 
@@ -36,32 +33,24 @@ def in_pieces(problem: Problem, geo: Geometry, max_workspace: int | None) -> Way
     conv = problem.conv
     if problem.wrt != "weight" or rounding(problem) != "exact_f16" or 0 in (*conv.input_shape, *conv.output_shape):
         return None
-    limit = workspace_limit(geo, max_workspace)
-    found = [plan for offer, size in OFFERS for plan in plans_of(problem, geo, limit, offer, size)]
-    best = min(found, key=lambda plan: plan.seconds, default=None)
-    return way_of(best) if best is not None and worth_it(best, geo) else None
+    plan = largest_pieces(problem, geo, workspace_limit(geo, max_workspace))
+    return way_of(plan) if plan is not None and worth_it(plan, geo) else None
 
 
-def plans_of(problem: Problem, geo: Geometry, limit: int, offer: Offer, size: int) -> Iterator[Copied]:
-    """Pieces of images or rows, the largest first; their copies have elements of `size` bytes."""
-    conv, room = problem.conv, int(FOR_COPIES * limit)
-    image = size * (math.prod(conv.input_shape[1:]) + math.prod(conv.output_shape[1:]))
+def largest_pieces(problem: Problem, geo: Geometry, limit: int) -> Copied | None:
+    """The fewest pieces of images or rows whose 16-bit copies fit."""
+    conv = problem.conv
+    image = 2 * (math.prod(conv.input_shape[1:]) + math.prod(conv.output_shape[1:]))
     axis = cut_axis(conv, geo.y) - (3 - conv.axes)
-    extent = conv.out_size[axis]
-    sizes = sizes_to_try(problem, geo, image, room)
-    if offer is by_rows:  # many images side by side, and memory for sums, are worth smaller pieces
-        least = max(2, -(-image * conv.batch // room))
-        of_all = ((conv.batch, -(-extent // count)) for count in range(least, extent + 1))
-        sizes = chain(islice(sizes, SIZES), islice(of_all, SIZES))
-    for images, rows in sizes:
+    for images, rows in sizes_to_try(problem, geo, image, int(FOR_COPIES * limit)):
         pieces = pieces_of(conv, False, axis, images, rows)
         if len(pieces) < 2:
             continue
-        plan = of_pieces(problem, pieces, limit, lambda part, room: offer(part, geometry(part.conv), room, None))
+        plan = of_pieces(problem, pieces, limit,
+                         lambda part, room: by_decoded_lines(part, geometry(part.conv), room, None))
         if plan is not None and plan.workspace_bytes <= limit:
-            yield plan
-            if offer is not by_rows:
-                return
+            return plan
+    return None
 
 
 def worth_it(plan: Copied, geo: Geometry) -> bool:

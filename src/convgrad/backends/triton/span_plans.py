@@ -16,8 +16,7 @@ from .line_plans import FARTHEST, HALF_REGISTERS, LONGEST, box_descriptor
 from .tiles import MULTIPROCESSORS, SHARED_BYTES, Box, workspace_limit
 from .tuning import Choice, fields_of
 from .weight_spans import span_weight_kernel
-from .wide_plans import Widening, collect_step
-from .window_plans import turned_round
+from .wide_plans import Widening, collect_step, turned_round
 
 PLACES = 64  # of a line
 MOST_CHANNELS = 16  # of the operand with windows

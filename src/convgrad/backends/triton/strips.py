@@ -115,7 +115,7 @@ def work(kind: str, geo: Geometry, strip: Strip) -> Work:
         moved = (reach - 1) * width * v if reach > strip.UNROLL else 0
         per_step = 2 * k1 * k2 * u * v / t2 + loads * (2.0 + convert) + t1 * u * (1.5 + v / 2) + moved + 20
         before = 80 + (reach - 1) * width * (3 + v)
-        strips = geo.batch * d1 * -(-geo.x[2] // u)
+        strips = geo.batch * geo.x[0] * d1 * -(-geo.x[2] // u)
         loaded = loads * v
     inputs, outputs = geo.batch * geo.groups * math.prod(geo.x), geo.batch * geo.groups * math.prod(geo.y)
     # planes that are read again for every tap of axis 0, mostly from the cache
@@ -175,6 +175,11 @@ def slides_along_last(geo: Geometry) -> bool:
     return geo.kernel[1] == 1 and geo.kernel[2] > 1
 
 
+def planes_apart(geo: Geometry) -> bool:
+    """Whether axis 0 links each plane of x with the same plane of dy only: one tap, no stride, no padding."""
+    return geo.kernel[0] == geo.stride[0] == 1 and geo.pad[0] == 0 and geo.x[0] == geo.y[0]
+
+
 def channel_tiles(channels: int) -> Iterator[int]:
     """Widths of a tile that waste less than an eighth of the channels."""
     for width in (128, 64, 32, 16):
@@ -187,7 +192,7 @@ def worth_trying(kind: str, geo: Geometry, shared: int) -> Iterator[Strip]:
     turn = slides_along_last(geo)
     if turn:
         geo = turned(geo)
-    if geo.stride[0] > 1 or (geo.stride[1] > 1 and geo.dilation[1] > 1) or (kind == "both" and geo.kernel[0] > 1):
+    if geo.stride[0] > 1 or (geo.stride[1] > 1 and geo.dilation[1] > 1) or (kind == "both" and not planes_apart(geo)):
         return
     extent = geo.y[2] if kind == "weight" else geo.x[2]
     multiple = 1 if kind == "weight" else geo.stride[2]

@@ -144,17 +144,15 @@ def stages_for(step_bytes: int, most: int = 4) -> int:
     return max(1, min(most, SHARED_BYTES // max(1, step_bytes)))
 
 
-def best_box(extents: tuple[int, ...], volume: int, stride: tuple[int, ...] = (1, 1, 1),
-             most: tuple[int, ...] = (256, 256, 256)) -> Box:
+def best_box(extents: tuple[int, ...], volume: int, most: tuple[int, ...] = (256, 256, 256)) -> Box:
     """The box of `volume` positions (powers of two) that covers the extents with the fewest positions to spare.
 
-    Axes but the last with a stride have extent 1 in a box: Triton's own copies do not skip elements. `most`: largest
-    extents of a box on the three axes.
+    `most`: largest extents of a box on the three axes.
     """
     best: tuple[float, Box] | None = None
     sizes = [1 << e for e in range(volume.bit_length())]
     for b2, b1, b0 in product(sizes, sizes, sizes):
-        if volume % (b0 * b1 * b2) or (stride[0] > 1 and b0 > 1) or (stride[1] > 1 and b1 > 1):
+        if volume % (b0 * b1 * b2):
             continue
         box = (volume // (b0 * b1 * b2), b0, b1, b2)
         if box[0] > 256 or b0 > most[0] or b1 > most[1] or b2 > most[2]:

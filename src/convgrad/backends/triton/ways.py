@@ -25,10 +25,8 @@ from . import (
     line_plans,
     part_plans,
     point_plans,
-    row_plans,
     span_plans,
     wide_plans,
-    window_plans,
 )
 from .bias_parts import bias_add_step, with_bias
 from .geometry import Geometry, strides_of
@@ -36,7 +34,7 @@ from .launch import Launch, Step
 from .numbers_on_device import rounding, scratch
 from .part_sums import add_parts_kernel
 from .tiles import MULTIPROCESSORS, packs_phases, reduce_tile, workspace_limit
-from .tuning import Choice, fields_of, left_out, tuned
+from .tuning import Choice, left_out, tuned
 
 Operands = tuple[Any, ...]
 DECODE_SECONDS = 6e-6  # of two kernels that copy, beside their bytes
@@ -70,14 +68,14 @@ Offer = Callable[[Problem, Geometry, int | None, Choice | None], Way | None]
 
 def gather_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
     """Ways to the output or the input gradient, the fastest first; only the chosen one where there is a choice."""
-    offers = (gather_by_points, input_by_blocks, by_cells, by_joined_groups, by_box_lines, by_boxes)
+    offers = (gather_by_points, input_by_blocks, by_cells, by_joined_groups, by_box_lines)
     return fastest_first(offers, problem, geo, max_workspace, choice)
 
 
 def weight_ways(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> list[Way]:
     """Ways to the weight gradient, the fastest first; only the chosen one where there is a choice."""
-    offers = (weight_by_parts, weight_by_points, weight_by_blocks, by_whole_groups, by_spans, by_windows, by_wider,
-              by_lines, by_rows, by_decoded_lines)
+    offers = (weight_by_parts, weight_by_points, weight_by_blocks, by_whole_groups, by_spans, by_wider,
+              by_lines, by_decoded_lines)
     return fastest_first(offers, problem, geo, max_workspace, choice)
 
 
@@ -189,24 +187,6 @@ def by_joined_groups(problem: Problem, geo: Geometry, max_workspace: int | None,
                lambda operands, result: plan.take(operands[0], result), run)
 
 
-def by_boxes(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
-    """The plain twin of box lines, which the interpreter runs too."""
-    is_input = problem.wrt == "input"
-    if choice["kernel"] != "box" if choice is not None else \
-            not (worth_boxes(problem, geo) and box_plans.gather_fits(problem, geo)):
-        return None
-    tile = box_plans.choose_box_gather(geo, is_input, box_plans.is_patch(problem, geo)) if choice is None else \
-        box_plans.BoxTile(**fields_of(choice))
-    step = box_plans.box_gather(problem, geo, tile)
-
-    def takes(operands: Operands, result: Any) -> bool:
-        return (box_plans.tensors_fit(operands[0]) and box_plans.weight_rows_fit(operands[1])
-                and (is_input or box_plans.folds(geo, operands[0])))
-
-    return Way(f"box_{short(problem)}_{math.prod(tile.box)}x{tile.BN}x{tile.CB}", str(tile), math.inf, 0, takes,
-               lambda operands, result, workspace: step(*operands, result))
-
-
 def worth_boxes(problem: Problem, geo: Geometry) -> bool:
     """Whether columns fill a tile without the phases of several positions packed into one."""
     return box_plans.is_patch(problem, geo) or problem.wrt != "input" or not packs_phases(geo)
@@ -310,24 +290,6 @@ def by_decoded_lines(problem: Problem, geo: Geometry, max_workspace: int | None,
                lambda operands, result: True, run)
 
 
-def by_rows(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
-    """Weight gradients by FP8 products: 8-bit copies of both operands as rows of pixels first."""
-    if choice is not None and choice["kernel"] != "rows":
-        return None
-    measured = None if choice is None else row_plans.RowTile(**fields_of(choice))
-    plan = row_plans.for_problem(problem, geo, max_workspace, measured)
-    if plan is None:
-        return None
-    tile, size = plan.tile, sum(plan.sizes)
-
-    def run(operands: Operands, result: Any, workspace: Any) -> None:
-        dy, x = operands
-        plan.write(dy, x, result, scratch(problem, workspace, (size // 4,), result).view(torch.uint8))
-
-    return Way(f"rows_{short(problem)}_{tile.BK}x{tile.CB}_{tile.programs}", str(tile), tile.seconds, size,
-               lambda operands, result: row_plans.take(*operands), run)
-
-
 def by_wider(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
     """Small groups and few channels as a part of a wider weight gradient."""
     plan = wide_plans.for_problem(problem, geo, max_workspace, choice)
@@ -343,16 +305,6 @@ def by_spans(problem: Problem, geo: Geometry, max_workspace: int | None, choice:
         return None
     tile = plan.tile
     return collected(problem, plan, f"spans_{short(problem)}_{tile.fold}x{tile.BN}_split{tile.splits}", str(tile),
-                     tile.seconds)
-
-
-def by_windows(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Way | None:
-    """Few channels on one side: windows of a line read from shared memory."""
-    plan = window_plans.for_problem(problem, geo, max_workspace, choice)
-    if plan is None:
-        return None
-    tile = plan.tile
-    return collected(problem, plan, f"windows_{short(problem)}_{tile.RT * 64}x{tile.BN}_split{tile.splits}", str(tile),
                      tile.seconds)
 
 

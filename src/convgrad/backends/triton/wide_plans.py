@@ -38,6 +38,12 @@ class Widening:
                 f"{', dy and x exchanged' if self.swapped else ''}")
 
 
+def turned_round(geo: Geometry) -> Geometry:
+    """The same weight gradient with dy and x exchanged (stride 1), which turns the kernel around."""
+    pad: Any = tuple(kernel - 1 - pad for kernel, pad in zip(geo.kernel, geo.pad))
+    return replace(geo, x=geo.y, y=geo.x, pad=pad, group_in=geo.group_out, group_out=geo.group_in)
+
+
 def lowest_cell(geo: Geometry, way: Widening) -> int:
     """The cell of x, counted from that of dy, that the first tap meets."""
     if geo.groups > 1:
@@ -53,8 +59,7 @@ def wider(geo: Geometry, way: Widening) -> Geometry:
                        group_out=geo.group_out * way.GP)
     low = lowest_cell(geo, way)
     if way.swapped:
-        pad: Any = tuple(kernel - 1 - pad for kernel, pad in zip(geo.kernel, geo.pad))
-        geo = replace(geo, x=geo.y, y=geo.x, pad=pad, group_in=geo.group_out, group_out=geo.group_in)
+        geo = turned_round(geo)
     stride, reach = geo.stride[2], (geo.kernel[2] - 1) * geo.dilation[2] - geo.pad[2]
     high = (stride * (way.fold - 1) + reach) // (stride * way.fold)
 
