@@ -1,4 +1,5 @@
-// What Python sees of the native core. Only this file, bound_plan.h and bindings_torch.cpp know Python.
+// What Python sees of the native core. Only this file, bound_plan.h, bindings_torch.cpp and gpu/gpu_bindings.cpp know
+// Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
@@ -10,6 +11,7 @@
 #include "bindings_torch.h"
 #include "bound_plan.h"
 #include "ceilings.h"
+#include "gpu/gpu_bindings.h"
 #include "scale.h"
 #include "threads.h"
 #include "torch_team.h"
@@ -23,7 +25,8 @@ using Three = std::array<int64_t, 3>;
 using Five = std::array<int64_t, 5>;
 
 BoundPlan make_plan(unsigned wrt, int axes, std::array<int64_t, 4> sizes, std::array<Three, 6> spatial,
-                    std::array<int, 3> types, std::array<Five, 3> nominal, int threads, int64_t max_workspace) {
+                    std::array<int, 3> types, std::array<Five, 3> nominal, int threads, int64_t max_workspace,
+                    nb::object dtype, nb::object out_dtype) {
   Problem problem;
   problem.geo.N = sizes[0];
   problem.geo.C = sizes[1];
@@ -45,7 +48,7 @@ BoundPlan make_plan(unsigned wrt, int axes, std::array<int64_t, 4> sizes, std::a
   problem.threads = threads > 0 ? std::min(threads, max_threads) : get_threads();
   problem.max_workspace = std::max<int64_t>(0, max_workspace - 63);  // room to align the caller's memory
   problem.isa = &current_isa();
-  return BoundPlan(problem, axes);
+  return BoundPlan(problem, axes, std::move(dtype), std::move(out_dtype));
 }
 
 // result = round(sums * factor): arrays of one shape of up to five axes, types of sums and result.
@@ -85,6 +88,7 @@ int threads_for_torch() {
 NB_MODULE(_native, module) {
   using namespace convgrad;
   array_type = reinterpret_cast<PyTypeObject*>(nb::module_::import_("numpy").attr("ndarray").inc_ref().ptr());
+  byte_type = nb::module_::import_("numpy").attr("dtype")("uint8").release();
   nb::class_<BoundPlan>(module, "Plan")
       .def("run", &BoundPlan::run, nb::arg("operands"), nb::arg("results"), nb::arg("workspace").none() = nb::none())
       .def_prop_ro("kernel", &BoundPlan::kernel)
@@ -115,4 +119,6 @@ NB_MODULE(_native, module) {
     return nb::make_tuple(found.f32_flops, found.bf16_flops, found.copy_bytes, how);
   });
   module.def("run_products", &run_products, nb::call_guard<nb::gil_scoped_release>());
+  gpu::bind(module);
+  nb::set_leak_warnings(false);  // compiled GPU kernels are kept until the process ends
 }

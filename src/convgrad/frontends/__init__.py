@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, cast
 
 from numpy import ndarray
 
+from ..problem import Plan
 from . import numpy as _numpy
 
 Again = Callable[[Iterable[Any]], Sequence[Any] | None]
@@ -52,11 +53,11 @@ class Kind(Protocol):
     def workspace_view(self, workspace: Any) -> Any:
         """The workspace as a backend takes it."""
 
-    def again(self, run: Any, operands: tuple[Any, ...], targets: tuple[Any, ...],
+    def again(self, plan: Plan, operands: tuple[Any, ...], targets: tuple[Any, ...],
               results: tuple[Any, ...]) -> Again | Literal[False] | None:
         """A shorter way for calls of the same signature: from the operands, as they are given, to new results.
 
-        Asked when a plan's `run` has filled `targets`, the views of `results`. None: there is none; False: ask again
+        Asked when the plan's `run` has filled `targets`, the views of `results`. None: there is none; False: ask again
         after the next call. The way itself answers None where the operands need the long one.
         """
 

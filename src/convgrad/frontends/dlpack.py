@@ -142,5 +142,5 @@ def workspace_view(workspace: Any) -> Any:
     return workspace
 
 
-def again(run: Any, operands: tuple[Any, ...], targets: tuple[Any, ...], results: tuple[Any, ...]) -> None:
+def again(plan: Any, operands: tuple[Any, ...], targets: tuple[Any, ...], results: tuple[Any, ...]) -> None:
     """No shorter way."""

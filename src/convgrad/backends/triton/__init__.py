@@ -22,11 +22,11 @@ def plan(problem: Problem, *, max_workspace_bytes: int | None = None, num_thread
     return make_plan(problem, max_workspace_bytes)
 
 
-def as_one(run: Any, calls: Any) -> Any:
-    """The runner of several plans as one: compiled at once, their launches recorded and repeated together.
+def as_one(plan: Plan, calls: Any) -> Plan:
+    """A plan of several plans as one: compiled at once, their launches prepared and repeated together.
 
-    `calls` gives for the same arguments the calls of the plans' own runners.
+    `calls` gives for the arguments of its runner the calls of the plans' own runners.
     """
-    from .replay import recorded
+    from .prepared import prepared_plan
 
-    return recorded(run, calls)
+    return prepared_plan(plan, calls)

@@ -423,8 +423,8 @@ def line_weight(geo: Geometry, tile: LineTile, products: int = 1, add: bool = Fa
         return replace(plain, box=(1, 1, b1 + (tile.NT - 1) * geo.dilation[1], b2, tile.CB))
 
     def leading(dy: Any, x: Any, result: Any, bias: Any = None) -> tuple[Any, ...]:
-        table = constant_tensor(tables, dy.device, lambda: torch.tensor(
-            numbers, dtype=torch.int32, device=dy.device)) if tile.programs else None
+        table = constant_tensor(tables, dy, lambda device: torch.tensor(
+            numbers, dtype=torch.int32, device=device)) if tile.programs else None
         return box_descriptor(dy, tile.box, tile.BK), x_descriptor(x), dy, x, result, bias, table
 
     def launch(dy: Any, x: Any, result: Any, bias: Any = None) -> Launch:

@@ -18,7 +18,7 @@ from .geometry import Geometry, geometry, needs_wide, strides_of
 from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
 from .numbers_on_device import STORED_8BIT, arithmetic, on_tensors, operand_bytes, scratch, table_for
 from .part_plans import FEW_PRODUCTS, products_needed
-from .replay import recorded
+from .prepared import prepared_plan
 from .tiles import (
     MULTIPROCESSORS,
     WORKSPACE_FLOOR,
@@ -41,7 +41,7 @@ def make_plan(problem: Problem, max_workspace: int | None, choice: Choice | None
         plan = plan_as_given(problem, max_workspace, choice)
     else:
         plan = with_flat(plan_as_given(problem, max_workspace, None), plan_as_given(flat, max_workspace, choice))
-    return plan._replace(run=recorded(plan.run))
+    return prepared_plan(plan)
 
 
 def plan_as_given(problem: Problem, max_workspace: int | None, choice: Choice | None) -> Plan:

@@ -44,7 +44,7 @@ def make_scaled_plan(problem: Problem, max_workspace: int | None) -> Plan:
         factors, kinds = factors_on(scales(operands), results[0].device)
         if kinds not in runs:
             runs[kinds] = recorded(lambda operands, results, workspace: way.run(
-                (*operands[:2], *in_places(operands[2:], kinds)), results[0], workspace))
+                (*operands[:2], *in_places(operands[2:], kinds)), results[0], workspace), str(problem))
         runs[kinds]((*operands[:2], *factors), results, workspace)
 
     return Plan(problem, "triton", way.name, run, max(way.workspace_bytes, composed.workspace_bytes),
@@ -91,7 +91,7 @@ class TritonSums:
         key = (result.shape, kinds)  # a recording is for one shape, and the last images may be fewer
         if key not in self.runs:
             self.runs[key] = recorded(on_tensors(self.problem, lambda operands, results, workspace: scale(
-                operands[0], results[0], *in_places(operands[1:], kinds))))
+                operands[0], results[0], *in_places(operands[1:], kinds))), f"{self.problem} scaled")
         self.runs[key]((sums, *factors), (result,), None)
 
 
