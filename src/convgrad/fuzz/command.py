@@ -86,10 +86,10 @@ def fuzz(args: argparse.Namespace) -> int:
                     args.seconds or (None if args.count is not None else 60.0), max(1, args.failures), say=Live())
     print(f"convgrad fuzz: {backend}, seed {seed}, {processes} processes", flush=True)
     try:
-        search.run()
+        failures = search.run()
     finally:
         workers.close()
-    for failed in search.failures.values():
+    for failed in failures:
         print(described(failed, backend, args))
     print(summary(search, backend, seed))
     return WRONG if search.failed else DONE
