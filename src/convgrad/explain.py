@@ -34,7 +34,7 @@ class Explanation:
         lines += [f"refused    {who}: {why}" for who, why in chosen.refusals]
         if problem.device == "cpu" and chosen.backend == "native":
             why = why_torch(problem, chosen.kernel, self.threads)
-            lines.append(f"in torch   served by {'torch, ' + why if why else 'convgrad'} under convgrad.torch.install()")
+            lines.append(f"install()  served by {'torch, ' + why if why else 'convgrad'}")
         return "\n".join([*lines, "", self.sketch])
 
 
