@@ -150,6 +150,9 @@ def parts_of(asked: Question) -> list[Part]:
         return plan(problem, num_threads=threads())
 
     dx, dw, db = asked.mask
+    if asked.device == "cuda" and not asked.transposed:  # one plan compiles and launches all of them together
+        wrt = "+".join(name for name, wanted in zip(("input", "weight", "bias"), asked.mask) if wanted)
+        return [Part(planned(asked.problem(wrt)))] if wrt else []
     parts = []
     if asked.transposed:  # dx is a convolution of dy; dw exchanges x and dy
         if dx: parts.append(Part(planned(asked.problem("output")), x=DY, w=W, y=DX))

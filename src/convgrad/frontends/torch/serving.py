@@ -11,6 +11,7 @@ import torch
 from ...problem import Unsupported
 from . import aten_backward
 from .aten_backward import PLAIN_TYPES, BackwardCall
+from .cuda_backward import prepared_on_cuda
 from .tensors import native
 
 MOST_ROWS = 4096  # programs with ever new shapes: the rest is counted together
@@ -73,7 +74,8 @@ class Desk:
         tally = row_of(str(asked), backends, " + ".join(part.plan.kernel for part in parts)).tally
         if backends == "native":
             return aten_backward.prepared_on_cpu(call, parts), tally
-        return aten_backward.through_api, tally
+        prepared = prepared_on_cuda(call, asked) if call.input.is_cuda else None
+        return prepared or aten_backward.through_api, tally
 
     def made_plain(self, keys: Any, *arguments: Any) -> Any:
         """Tensors of a subclass that has left its operations to torch: the numbers in them are what counts."""
