@@ -128,6 +128,8 @@ def question(call: BackwardCall) -> Question:
 
 def result_format(call: BackwardCall) -> torch.memory_format:
     """The memory format in which torch's own kernel would return the gradients of input and weight."""
+    if call.input.is_meta:
+        return expected_format(call)
     backend = torch._C._select_conv_backend(
         call.input, call.weight, bias=None, bias_sizes=call.bias_sizes, stride=call.stride, padding=call.padding,
         dilation=call.dilation, transposed=call.transposed, output_padding=call.output_padding, groups=call.groups)
@@ -135,6 +137,15 @@ def result_format(call: BackwardCall) -> torch.memory_format:
     if x.dim() == 3:  # torch computes it as a row of an image
         x, w = x.contiguous().unsqueeze(2), w.unsqueeze(2)
     return torch._C._conv_determine_backend_memory_format(x, w, backend)
+
+
+def expected_format(call: BackwardCall) -> torch.memory_format:
+    """The same for tensors without memory that stand for CUDA tensors: channels last if input or weight is."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(call.input.dim())
+    for tensor in (call.input, call.weight) if last is not None else ():
+        if tensor.is_contiguous(memory_format=last) and not tensor.is_contiguous():
+            return last
+    return torch.contiguous_format
 
 
 def result_strides(shape: torch.Size, memory_format: torch.memory_format) -> tuple[int, ...]:
