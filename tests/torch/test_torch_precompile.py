@@ -52,7 +52,7 @@ def said(call: Any) -> Any:
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_calls_are_those_of_a_training_step(last: bool, autocast: bool) -> None:
-    from convgrad.frontends.torch.precompile import backward_calls
+    from convgrad.frontends.torch.precompiling import backward_calls
 
     model, x = Model(), torch.randn(2, 3, 8, 8)
     if last:
@@ -71,7 +71,7 @@ def test_calls_are_those_of_a_training_step(last: bool, autocast: bool) -> None:
 
 
 def test_problems_on_cuda() -> None:
-    from convgrad.frontends.torch.precompile import backward_calls, wanted_problems
+    from convgrad.frontends.torch.precompiling import backward_calls, wanted_problems
 
     layer = nn.Conv2d(8, 16, 3, padding=1).bfloat16().to(memory_format=torch.channels_last)
     x = torch.randn(2, 8, 6, 6).bfloat16().to(memory_format=torch.channels_last).requires_grad_()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .functions import conv, conv_transpose
+from .functional import conv, conv_transpose
 
 
 class _ConvgradConv:
