@@ -79,7 +79,7 @@ def test_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 COMPILE = """
 from triton.runtime.driver import driver
 from convgrad.backends.triton import plan, precompile
-from convgrad.backends.triton.compile_worker import NoDriver
+from convgrad.backends.triton.no_gpu import NoDriver
 from convgrad import Problem
 driver.set_active(NoDriver(("cuda", 90, 32)))
 good = Problem.parse("bias_grad f32 n2 c1 k3 i5 w1 cuda")

@@ -164,8 +164,8 @@ WHOLE_WAY = """
 import ctypes, sys
 from triton.runtime.driver import driver
 from convgrad import plan
-from convgrad.backends.triton import ahead, recording
-driver.set_active(ahead.NoDriver(("cuda", 90, 32)))
+from convgrad.backends.triton import no_gpu, recording
+driver.set_active(no_gpu.NoDriver(("cuda", 90, 32)))
 recording.DRIVER = sys.argv[1]
 chosen = plan("input_grad bf16 n8 c64 k64 i14x14 w3x3 p1x1 NHWC OHWI cuda")
 image, weight = (14 * 14 * 64, 1, 14 * 64, 64), (9 * 64, 1, 3 * 64, 64)

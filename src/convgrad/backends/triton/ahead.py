@@ -21,8 +21,8 @@ import torch
 from triton.runtime.driver import driver
 
 from ...problem import Plan, Problem, Unsupported, axis_order
-from .compile_worker import NoDriver
 from .launch import Share, current
+from .no_gpu import NoDriver
 from .numbers_on_device import TORCH_DTYPES
 from .plans import make_plan
 from .scaled_plans import make_scaled_plan

@@ -16,42 +16,30 @@ import time
 from typing import Any
 
 import torch
-from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from ...plan import plan
 from ...problem import Problem
+from .ahead import plans_of
 from .launch import Share, current
+from .no_gpu import NoDriver
 from .numbers_on_device import TORCH_DTYPES
 from .recording import without_memory
-
-
-class NoDriver:
-    """Stands for the GPU in a process that only compiles."""
-
-    def __init__(self, target: tuple[str, int, int]) -> None:
-        self.target = GPUTarget(*target)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> Any:
-        return self.target
 
 
 def compile_job(job: dict[str, Any]) -> str:
     """Compile a share of the kernels of a problem on tensors of given strides; returns the error, if any."""
     try:
         problem = Problem.parse(job["problem"])
-        shapes = [*map(problem.shape_of_operand, problem.operands), *map(problem.conv.shape_of, problem.results)]
-        inputs = len(problem.operands)
-        dtypes = [TORCH_DTYPES[problem.dtype]] * inputs + [TORCH_DTYPES[problem.out_dtype]] * len(problem.results)
-        tensors = [without_memory(*one) for one in zip(shapes, job["strides"], dtypes)]
+        steps = iter(job["strides"])
+        operands = {name: without_memory(problem.shape_of_operand(name), next(steps), TORCH_DTYPES[problem.dtype])
+                    for name in problem.operands}
+        results = {name: without_memory(problem.conv.shape_of(name), next(steps), TORCH_DTYPES[problem.out_dtype])
+                   for name in problem.results}
         current.only_compile = Share(*job["share"])
-        plan(problem, backend="triton").run(tuple(tensors[:inputs]), tuple(tensors[inputs:]), None)
+        for plan in plans_of(problem, None):
+            part = plan.problem
+            plan.run(tuple(operands[name] for name in part.operands), tuple(results[name] for name in part.results),
+                     None)
     except Exception as failure:  # the compiler's own errors are of many kinds; whoever needs the kernel gets them
         return f"{type(failure).__name__}: {failure}"
     return ""
