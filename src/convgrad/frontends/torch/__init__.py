@@ -37,5 +37,6 @@ __all__ = [
     "ConvTranspose2d", "ConvTranspose3d", "Fp8Conv1d", "Fp8Conv2d", "Fp8Conv3d", "accumulate_main_grad", "conv",
     "conv1d", "conv1d_input", "conv1d_weight", "conv2d", "conv2d_input", "conv2d_weight", "conv3d", "conv3d_input",
     "conv3d_weight", "conv_tbc", "conv_transpose", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
-    "install", "installed", "patch", "patched", "per_sample_weight_grad", "precompile", "report", "uninstall", "unpatch",
+    "install", "installed", "patch", "patched", "per_sample_weight_grad", "precompile", "report", "uninstall",
+    "unpatch",
 ]
