@@ -75,17 +75,6 @@ def lines_of_tiles(by_taps: Sequence[int], channel_tiles: int, groups: int) -> l
     return [lines for lines in by_taps for _ in range(channel_tiles)] * groups
 
 
-def cut_alike(lines: Sequence[int], parts: int) -> list[list[Segment]]:
-    """Every tile in `parts` runs; programs of the same part are next to each other and find its lines in the cache."""
-    found = []
-    for part in range(parts):
-        for tile, count in enumerate(lines):
-            run = -(-count // parts)
-            begin = min(part * run, count)
-            found.append([Segment(tile, part, begin, min(begin + run, count), 0)])
-    return found
-
-
 def dealt_out(lines: Sequence[int], programs: int) -> list[list[Segment]]:
     """The lines of all tiles in equal shares."""
     share = max(1, -(-sum(lines) // programs))

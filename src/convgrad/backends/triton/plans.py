@@ -51,8 +51,7 @@ def plan_as_given(problem: Problem, max_workspace: int | None, choice: Choice | 
     source = "given"
     if choice is None:
         choice, source = tuned(problem)
-    if any(problem.conv.shape_of(result).count(0) for result in problem.results) or 0 in problem.conv.output_shape \
-            or (problem.conv.group_in == 0 and wrt != "bias"):
+    if no_products(problem):
         if len(problem.results) > 1:
             raise Unsupported("several results of a problem without elements: one kernel each is used")
         return Plan(problem, "triton", "fill_zero", on_tensors(problem, fill_zero), 0)
@@ -67,6 +66,13 @@ def plan_as_given(problem: Problem, max_workspace: int | None, choice: Choice | 
     if wrt == "weight":
         return noted(weight_plan(problem, geo, max_workspace, choice), source)
     return noted(gather_plan(problem, geo, max_workspace, choice), source)
+
+
+def no_products(problem: Problem) -> bool:
+    """Whether a result is empty, or every sum of one is: no outputs, no channels, or nothing but padding."""
+    conv = problem.conv
+    return (any(0 in conv.shape_of(result) for result in problem.results) or 0 in conv.output_shape
+            or (problem.wrt != "bias" and 0 in (conv.group_in, *conv.in_size)))
 
 
 def noted(plan: Plan, source: str) -> Plan:
