@@ -25,7 +25,8 @@ using Three = std::array<int64_t, 3>;
 using Five = std::array<int64_t, 5>;
 
 BoundPlan make_plan(unsigned wrt, int axes, std::array<int64_t, 4> sizes, std::array<Three, 6> spatial,
-                    std::array<int, 3> types, std::array<Five, 3> nominal, int threads, int64_t max_workspace) {
+                    std::array<int, 3> types, std::array<Five, 3> nominal, int threads, int64_t max_workspace,
+                    nb::object dtype, nb::object out_dtype) {
   Problem problem;
   problem.geo.N = sizes[0];
   problem.geo.C = sizes[1];
@@ -47,7 +48,7 @@ BoundPlan make_plan(unsigned wrt, int axes, std::array<int64_t, 4> sizes, std::a
   problem.threads = threads > 0 ? std::min(threads, max_threads) : get_threads();
   problem.max_workspace = std::max<int64_t>(0, max_workspace - 63);  // room to align the caller's memory
   problem.isa = &current_isa();
-  return BoundPlan(problem, axes);
+  return BoundPlan(problem, axes, std::move(dtype), std::move(out_dtype));
 }
 
 // result = round(sums * factor): arrays of one shape of up to five axes, types of sums and result.
@@ -87,6 +88,7 @@ int threads_for_torch() {
 NB_MODULE(_native, module) {
   using namespace convgrad;
   array_type = reinterpret_cast<PyTypeObject*>(nb::module_::import_("numpy").attr("ndarray").inc_ref().ptr());
+  byte_type = nb::module_::import_("numpy").attr("dtype")("uint8").release();
   nb::class_<BoundPlan>(module, "Plan")
       .def("run", &BoundPlan::run, nb::arg("operands"), nb::arg("results"), nb::arg("workspace").none() = nb::none())
       .def_prop_ro("kernel", &BoundPlan::kernel)

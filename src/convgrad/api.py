@@ -18,6 +18,7 @@ from .call import (
     checked_scales,
     exchanged,
     geometry_of,
+    nothing_asked,
     prepare,
     prepared_calls,
     reached_part,
@@ -27,7 +28,7 @@ from .call import (
     without_rest,
 )
 from .plan import clear_plan_cache, load
-from .problem import checked_int
+from .problem import Conv, checked_int
 
 ALL_TENSORS = "grad_output, input, weight, input_grad, weight_grad, bias_grad"
 
@@ -239,7 +240,8 @@ def conv_backward(grad_output: Any, input: Any, weight: Any, *, stride: Ints = 1
     if call is None:
         geometry = geometry_of(arrays, options, stride, padding, dilation, groups)
         if not wrt:
-            return (None, None, None)
+            checked_scales(scales, ALL_TENSORS, kind, grad_output)
+            return nothing_asked(kind, geometry, arrays, options, workspace)
         call = prepare(key, kind, wrt, geometry, arrays, options)
     given = checked_scales(scales, ALL_TENSORS, kind, grad_output)
     if mask is ALL_THREE:
@@ -343,27 +345,32 @@ def conv_transpose_backward(grad_output: Any, input: Any, weight: Any, *, stride
     needed = {"input": mask[1], "grad_output": any(mask), "weight": mask[0]}
     taken = {name: array for name, array in (("input", input), ("grad_output", grad_output), ("weight", weight))
              if needed[name]}
-    geometry = None
-    runs = []
+    parameters = (stride, padding, dilation, groups, output_padding)
+    if not any(mask):
+        kind, _ = call_key("transpose", arrays, parameters, options, names)
+        geometry = transposed_geometry(arrays, options, *parameters)
+        checked_scales(scales, ALL_TENSORS, kind, grad_output)
+        return nothing_asked(kind, geometry, arrays, options, workspace, names)
+    checked: Conv | None = None
+    calls = []
     for label, wrt, wanted in zip(OUT_LABELS, ("output", "weight"), mask):
-        kind, key = call_key("transpose_" + wrt, arrays, (stride, padding, dilation, groups, output_padding),
-                             options, names)
+        kind, key = call_key("transpose_" + wrt, arrays, parameters, options, names)
         call = prepared_calls.get(key)
         if call is None:
-            geometry = geometry or transposed_geometry(arrays, options, stride, padding, dilation, groups,
-                                                       output_padding)
-            call = prepare(key, kind, wrt, geometry, arrays, options, names) if wanted else None
+            checked = checked or transposed_geometry(arrays, options, *parameters)
+            call = prepare(key, kind, wrt, checked, arrays, options, names) if wanted else None
         if call is not None and wanted:
-            read = {name: arrays[name] for name in call.plan.problem.operands}
-            given = checked_scales(scales, ALL_TENSORS, kind, grad_output)
-            runs.append(ready(call, read, {label: outs[label]}, workspace, names, taken, given))
-            taken = {**taken, label: outs[label]} if outs[label] is not None else taken
+            calls.append((label, call, {name: arrays[name] for name in call.plan.problem.operands}, names))
     if mask[2]:
         bias = Options(layout, None, None, dtype, out_dtype, backend, num_threads, max_workspace_bytes,
                        scales is not None or None)
-        call, read = bias_call(grad_output, bias)
+        calls.append((OUT_LABELS[2], *bias_call(grad_output, bias), {}))
+    room = max(call.plan.workspace_bytes for _, call, _, _ in calls)
+    runs = []
+    for label, call, read, own_names in calls:
         given = checked_scales(scales, ALL_TENSORS, call.kind, grad_output)
-        runs.append(ready(call, read, {OUT_LABELS[2]: outs[OUT_LABELS[2]]}, workspace, taken=taken, scales=given))
+        runs.append(ready(call, read, {label: outs[label]}, workspace, own_names, taken, given, room))
+        taken = {**taken, label: outs[label]} if outs[label] is not None else taken
     # Everything is checked; only now is anything written.
     results = iter([run()[0] for run in runs])
     dx, dw, db = (next(results) if wanted else None for wanted in mask)

@@ -10,7 +10,7 @@ from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 from .frontends import Again, Kind, kind_of
-from .plan import plan
+from .plan import checked_request, plan
 from .problem import SPATIAL_LETTERS, Conv, Plan, Problem, axis_order, checked_int, checked_ints, checked_padding
 from .scaled import as_float32
 
@@ -78,9 +78,22 @@ def _exact(value: Any) -> Any:
         return tuple([item if type(item) in PLAIN else _exact(item) for item in value])
     if kind in PLAIN:
         return value
-    if hasattr(value, "tolist"):
+    if hasattr(value, "tolist") and not isinstance(value, (type, memoryview)):
         return _exact(value.tolist())
-    return kind, operator.index(value) if hasattr(value, "__index__") else repr(value)
+    if hasattr(value, "__index__") and not isinstance(value, type):
+        return kind, operator.index(value)
+    if isinstance(value, Sequence):
+        return kind, tuple([_exact(item) for item in value])
+    # NOTE: not its repr: two objects at the same address, one after the other, may have the same.
+    return object()
+
+
+def _checked_words(options: Options) -> None:
+    """Refuse options that must be strings and are not."""
+    for name in ("compute", "dtype", "out_dtype", "backend"):
+        value = getattr(options, name)
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"{name} must be a string, got {value!r}")
 
 
 def _axes(arrays: dict[str, Any], names: dict[str, str]) -> int:
@@ -97,9 +110,9 @@ def _axes(arrays: dict[str, Any], names: dict[str, str]) -> int:
 
 def _order(name: str, axes: int, options: Options) -> tuple[int, ...]:
     """Position of each canonical axis in the caller's layout of an operand or result."""
-    if name == "weight":
-        return axis_order(options.weight_layout or "OI" + SPATIAL_LETTERS[axes], axes, weights=True)
-    return axis_order(options.layout or "NC" + SPATIAL_LETTERS[axes], axes)
+    weights = name == "weight"
+    layout = options.weight_layout if weights else options.layout
+    return axis_order("" if layout is None else layout, axes, weights)
 
 
 def _canonical_shape(arrays: dict[str, Any], name: str, options: Options) -> tuple[int, ...]:
@@ -123,6 +136,7 @@ def _same_padding(padding: str, in_size: tuple[int, ...], kernel: tuple[int, ...
 def geometry_of(arrays: dict[str, Any], options: Options, stride: Ints, padding: Padding, dilation: Ints, groups: int,
               input_size: Ints | None = None, kernel_size: Ints | None = None) -> Conv:
     """The Conv that a call's arrays and parameters describe; checks the arrays against each other."""
+    _checked_words(options)
     axes = _axes(arrays, {})
     shapes = {name: _canonical_shape(arrays, name, options) for name in arrays}
     in_size = shapes["input"][2:] if "input" in shapes else checked_ints(input_size, "input_size", axes, 0)
@@ -161,6 +175,7 @@ def _check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...], g
 def transposed_geometry(arrays: dict[str, Any], options: Options, stride: Ints, padding: Padding, dilation: Ints,
                          groups: int, output_padding: Ints) -> Conv:
     """The Conv whose input gradient is this transposed convolution."""
+    _checked_words(options)
     names = {"grad_output": "input", "input": "grad_output"}
     axes = _axes(arrays, names)
     batch, channels, *small = _canonical_shape(arrays, "grad_output", options)
@@ -264,6 +279,7 @@ def bias_call(grad_output: Any, options: Options) -> tuple[Call, dict[str, Any]]
     kind, key = call_key("bias", arrays, (), options)
     call = prepared_calls.get(key)
     if call is None:
+        _checked_words(options)
         _axes(arrays, {})
         n, k, *size = _canonical_shape(arrays, "grad_output", options)
         call = prepare(key, kind, "bias", Conv(n, 1, k, tuple(size), (1,) * len(size)), arrays, options)
@@ -276,18 +292,22 @@ def checked_mask(output_mask: Sequence[bool], out: Sequence[Any] | None) -> tupl
         return ALL_THREE, NO_OUTS
     if not isinstance(output_mask, Sequence):
         raise TypeError(f"output_mask must have three values (input, weight, bias), got {output_mask!r}")
-    mask = tuple(bool(wanted) for wanted in output_mask)
-    if len(mask) != 3:
-        raise ValueError(f"output_mask must have three values (input, weight, bias), got {len(mask)}")
+    if len(output_mask) != 3:
+        raise ValueError(f"output_mask must have three values (input, weight, bias), got {len(output_mask)}")
+    for wanted in output_mask:
+        # True, False and what equals them: 1, 0, NumPy's and torch's
+        if isinstance(wanted, (str, bytes)) or wanted is None or wanted not in (True, False):
+            raise TypeError(f"output_mask must have three bools (input, weight, bias), got {output_mask!r}")
+    mask = tuple([bool(wanted) for wanted in output_mask])
     outs = (None, None, None) if out is None else out
     if not isinstance(outs, (tuple, list)) or len(outs) != 3:
         raise TypeError("out must be three arrays or None: (grad_input, grad_weight, grad_bias)")
     return mask, {label: array for label, array, wanted in zip(OUT_LABELS, outs, mask) if wanted}
 
 
-def prepare(key: Any, kind: Kind, wrt: str, geometry: Conv, arrays: dict[str, Any], options: Options,
-             names: dict[str, str] = SAME_NAMES) -> Call:
-    """Plan a call and remember it under `key`."""
+def problem_of(kind: Kind, wrt: str, geometry: Conv, arrays: dict[str, Any], options: Options,
+               names: dict[str, str] = SAME_NAMES) -> tuple[Problem, dict[str, str]]:
+    """The problem that a call asks, and the number formats of its operands."""
     formats = {name: kind.format_of(array, names.get(name, name), options.dtype) for name, array in arrays.items()}
     first_name, first = next(iter(formats.items()))
     for name, found in formats.items():
@@ -295,9 +315,26 @@ def prepare(key: Any, kind: Kind, wrt: str, geometry: Conv, arrays: dict[str, An
             raise TypeError(f"all operands must have one dtype: {names.get(first_name, first_name)} is {first}, "
                             f"{names.get(name, name)} is {found}")
     device, memory_order = kind.home(arrays)
-    problem = Problem(geometry, wrt, first, options.out_dtype or "", options.compute or "",
-                      options.layout or memory_order or "", options.weight_layout or "", device, bool(options.scaled))
-    threads = kind.threads() if options.num_threads is None and device == "cpu" else options.num_threads
+    return Problem(geometry, wrt, first, options.out_dtype or "", options.compute or "",
+                   options.layout or memory_order or "", options.weight_layout or "", device,
+                   bool(options.scaled)), formats
+
+
+def nothing_asked(kind: Kind, geometry: Conv, arrays: dict[str, Any], options: Options, workspace: Any,
+                  names: dict[str, str] = SAME_NAMES) -> tuple[None, None, None]:
+    """The results of a call whose mask asks for none; its arguments are checked all the same."""
+    problem_of(kind, "input", geometry, arrays, options, names)
+    checked_request(options.backend, options.max_workspace_bytes, options.num_threads)
+    if workspace is not None:
+        kind.check_workspace(workspace, 0, {names.get(name, name): array for name, array in arrays.items()})
+    return None, None, None
+
+
+def prepare(key: Any, kind: Kind, wrt: str, geometry: Conv, arrays: dict[str, Any], options: Options,
+             names: dict[str, str] = SAME_NAMES) -> Call:
+    """Plan a call and remember it under `key`."""
+    problem, formats = problem_of(kind, wrt, geometry, arrays, options, names)
+    threads = kind.threads() if options.num_threads is None and problem.device == "cpu" else options.num_threads
     chosen = plan(problem, backend=options.backend, max_workspace_bytes=options.max_workspace_bytes,
                   num_threads=threads)
     axes = geometry.axes
@@ -357,20 +394,21 @@ def _checked_number(scale: Any, name: str) -> float:
 
 def ready(call: Call, arrays: dict[str, Any], outs: dict[str, Any], workspace: Any,
           names: dict[str, str] = SAME_NAMES, taken: dict[str, Any] = NOTHING,
-          scales: dict[str, Any] = NOTHING) -> Callable[[], Sequence[Any]]:
+          scales: dict[str, Any] = NOTHING, needed: int = 0) -> Callable[[], Sequence[Any]]:
     """Check everything about the arrays of a prepared call and return the function that runs it.
 
     `outs` are the caller's output arrays (or None) by the name for messages, one per result; `taken` are other arrays
-    that they must not overlap; `scales` those of a scaled call, by the caller's names of the tensors.
+    that they must not overlap; `scales` those of a scaled call, by the caller's names of the tensors; `needed` the
+    bytes of workspace where other plans of the same call need more.
     """
     again = call.again
     if again and workspace is None and not scales and all([out is None for out in outs.values()]):
         return lambda: again(arrays.values()) or checked(call, arrays, outs, workspace, names, taken, scales)()
-    return checked(call, arrays, outs, workspace, names, taken, scales)
+    return checked(call, arrays, outs, workspace, names, taken, scales, needed)
 
 
 def checked(call: Call, arrays: dict[str, Any], outs: dict[str, Any], workspace: Any, names: dict[str, str],
-            taken: dict[str, Any], scales: dict[str, Any]) -> Callable[[], Sequence[Any]]:
+            taken: dict[str, Any], scales: dict[str, Any], needed: int = 0) -> Callable[[], Sequence[Any]]:
     """What `ready` does for a call that does not only repeat an earlier one with new results."""
     kind, chosen = call.kind, call.plan
     out_format = chosen.problem.out_dtype
@@ -394,7 +432,7 @@ def checked(call: Call, arrays: dict[str, Any], outs: dict[str, Any], workspace:
                      for (label, result), order in zip(results.items(), call.result_orders)])
     if workspace is not None:
         others = {names.get(name, name): array for name, array in arrays.items()}
-        kind.check_workspace(workspace, chosen.workspace_bytes, {**others, **taken, **results})
+        kind.check_workspace(workspace, max(needed, chosen.workspace_bytes), {**others, **taken, **results})
         workspace = kind.workspace_view(workspace)
 
     def run() -> Sequence[Any]:

@@ -99,6 +99,8 @@ def check_out(out: object, shape: tuple[int, ...], format_name: str, name: str, 
     """Refuse an output array that cannot receive the result."""
     if not isinstance(out, np.ndarray):
         raise TypeError(f"{name} must be a numpy array like the operands, got {type(out).__name__}")
+    if isinstance(out, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array: a result has no mask; pass {name}.data")
     found = dtype_name(out.dtype)
     if found != format_name and not (out.dtype == np.uint8 and DTYPES[format_name][1] == 1):
         raise TypeError(f"{name} has dtype {out.dtype}, but the result is {format_name}")

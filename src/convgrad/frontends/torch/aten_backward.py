@@ -79,6 +79,13 @@ class Question(NamedTuple):
         return f"{asked or 'nothing'} {rest}{' transposed' if self.transposed else ''}"
 
 
+    def halves(self) -> list[Question]:
+        """The gradients that torch and we compute apart from each other: of the input; of weight and bias."""
+        dx, dw, db = self.mask
+        masks = [(dx, False, False), (False, dw, db)]
+        return [self._replace(mask=mask) for mask in masks if any(mask)]
+
+
 class Part(NamedTuple):
     """A plan of a prepared call, and which tensor it takes as its input, weight, output and bias gradient."""
 
@@ -107,8 +114,6 @@ def question(call: BackwardCall) -> Question:
             raise Unsupported("a negative or conjugate view")
     if x.dim() not in (3, 4, 5):
         raise Unsupported(f"{x.dim()} axes")
-    if call.transposed and any(more >= step for more, step in zip(call.output_padding, call.stride)):
-        raise Unsupported("output_padding at or above the stride")
     arguments = (call.stride, call.padding, call.dilation, call.groups)
     try:
         if call.transposed:

@@ -32,6 +32,11 @@ INTEGERS = {1: "|u1", 2: "<i2", 4: "<i4", 8: "<i8"}  # by size, in NumPy's words
 CHANNELS_LAST = {4: (torch.channels_last, "NHWC"), 5: (torch.channels_last_3d, "NDHWC")}
 
 
+def has_cuda() -> bool:
+    """Whether there is a GPU for CUDA tensors."""
+    return torch.cuda.is_available()
+
+
 def signature(arrays: dict[str, Any]) -> Any:
     """Shapes, number formats, what `home` looks at (strides and devices), and the number of threads."""
     return threads(), tuple([(array.shape, array.dtype, array.stride(), array.device) for array in arrays.values()])
@@ -193,11 +198,20 @@ def again(plan: Plan, operands: tuple[Any, ...], targets: tuple[Any, ...],
     return launch
 
 
+def has_gpu() -> bool:
+    return bool(torch.cuda.is_available())
+
+
 def from_numpy(array: np.ndarray[Any, Any], format_name: str) -> torch.Tensor:
     """A tensor with the values of a NumPy array, on CUDA where there is one (the interpreter computes on the CPU)."""
     same_size = array.view(INTEGERS[array.dtype.itemsize])
     tensor = torch.from_numpy(same_size).view(TORCH_DTYPES[format_name])
-    return tensor.to("cuda" if torch.cuda.is_available() else "cpu", copy=True)  # strides of dense arrays are kept
+    return tensor.to("cuda" if has_gpu() else "cpu", copy=True)  # strides of dense arrays are kept
+
+
+def strided(memory: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], format_name: str) -> torch.Tensor:
+    """Bytes as a tensor of a shape and strides in elements."""
+    return memory.view(TORCH_DTYPES[format_name]).as_strided(shape, strides)
 
 
 def to_numpy(tensor: torch.Tensor, format_name: str) -> np.ndarray[Any, Any]:
