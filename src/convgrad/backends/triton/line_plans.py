@@ -42,9 +42,9 @@ FARTHEST, LONGEST = 8, 256  # elements: from one that a copy takes to the next, 
 # operands (one layer was measured).
 SCATTERED, HELD_BYTES = 1.3, 40e6
 FEWER_LINES = 0.97  # of those of compact boxes, to make other boxes worth a thought
-# The tiles whose results were compared with a reference on an H200: output channels, input channels and pixels of a
-# line, then the taps a program without chains and with chains. Others compile, but only these are chosen.
-SEEN_RIGHT: dict[tuple[int, int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {
+# The tiles that the cost model below was fitted to: output channels, input channels and pixels of a line, then the taps
+# a program without chains and with chains. Others are right, too, but no time is known of them.
+FITTED_TILES: dict[tuple[int, int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {
     (64, 16, 64): ((1, 2, 3, 4), (3, 4, 6)),
     (64, 16, 128): ((1, 5), (5,)),
     (64, 32, 64): ((1, 2, 3, 5), (2, 3, 4)),
@@ -194,7 +194,7 @@ def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choi
 def tile_shapes(geo: Geometry) -> Iterator[tuple[int, int, int, int, bool, int]]:
     """(BK, CB, axis of the taps, taps a program, chained, pixels of a line) of every tile that is worth a thought."""
     axes = [axis for axis in range(3) if geo.kernel[axis] > 1] or [2]
-    for (bk, cb, pixels), (apart, chained) in SEEN_RIGHT.items():
+    for (bk, cb, pixels), (apart, chained) in FITTED_TILES.items():
         if bk >= 2 * max(64, geo.group_out) or cb >= 2 * max(16, geo.group_in):
             continue
         for axis in axes:
