@@ -72,10 +72,10 @@ def test_packed_additions_are_taken_apart(tmp_path: Path) -> None:
 COMPILE = """
 import json, re, sys
 from triton.runtime.driver import driver
-from convgrad.backends.triton import ahead, launch
+from convgrad.backends.triton import ahead, launch, no_gpu
 from convgrad.backends.triton.packed_adds import PACKED_ADD
 
-driver.set_active(ahead.NoDriver(("cuda", 90, 32)))
+driver.set_active(no_gpu.NoDriver(("cuda", 90, 32)))
 REGISTERS = re.compile(r"warp_group_dot %.*: tensor<")  # a product whose first operand is in registers
 WAIT = re.compile(r"warp_group_dot_wait.*pendings = (\\d+)")
 packed, waits = [], []
