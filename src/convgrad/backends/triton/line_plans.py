@@ -28,6 +28,7 @@ from .line_schedule import (
     lines_of_tiles,
     most_parts,
     shares,
+    split_counts,
 )
 from .line_views import folded, folded_axes, folded_view, images_fit, images_last, images_last_view, padded_bytes
 from .replay import constant_tensor
@@ -358,14 +359,6 @@ def shared_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]
             seconds = LAUNCH_SECONDS + max(waves * (run + 4) * line_seconds, operand_bytes / MEMORY_BYTES)
             seconds += LAUNCH_SECONDS + 2 * splits * weight_bytes / MEMORY_BYTES if splits > 1 else 0
             yield LineTile(box, bk, cb, taps, 1, False, slots, slots, 4, together, splits, seconds, shared=True)
-
-
-def split_counts(tiles: int, lines: int, slots: int, most: int) -> list[int]:
-    """Numbers of runs that fill whole waves of programs."""
-    found = {1}
-    for waves in range(1, 9):
-        found.add(waves * slots // tiles)
-    return sorted(count for count in found if 1 <= count <= max(1, min(most, lines // 4)))
 
 
 def box_descriptor(tensor: Any, box: Box, channels: int, stride: Three = (1, 1, 1)) -> BoxDescriptor:

@@ -113,3 +113,11 @@ def shares(tiles: int, total_lines: int, programs: int) -> tuple[int, int]:
     """About how many lines and segments a program has when the lines are dealt out."""
     share = -(-total_lines // programs)
     return share, 1 + math.ceil(share * tiles / max(1, total_lines))
+
+
+def split_counts(tiles: int, lines: int, slots: int, most: int) -> list[int]:
+    """Numbers of runs that fill whole waves of programs."""
+    found = {1}
+    for waves in range(1, 9):
+        found.add(waves * slots // tiles)
+    return sorted(count for count in found if 1 <= count <= max(1, min(most, lines // 4)))
