@@ -11,9 +11,9 @@ import convgrad.torch
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("convgrad._native")
-import torch._inductor.config  # noqa: E402
 from opinfo import NAMES, operators, samples  # noqa: E402
 from torch import nn  # noqa: E402
+from torch._inductor import config as inductor  # noqa: E402
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap  # noqa: E402
 
 F = nn.functional
@@ -207,7 +207,7 @@ def test_compiled_in_one_graph(backend: str, channels_last: bool) -> None:
 
     eager = step(model)
     # NOTE: in this process; Inductor's own workers would outlive the test
-    with torch._inductor.config.patch(compile_threads=1), convgrad.torch.installed():
+    with inductor.patch(compile_threads=1), convgrad.torch.installed():
         compiled = step(torch.compile(model, backend=backend, fullgraph=True))
     assert ours() == 4
     for one, other in zip(compiled, eager):
