@@ -8,10 +8,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
 
 from ...numbers import storage_dtype
 from ...problem import DTYPES, Plan
-from .. import Again
+from .. import Again, Recorded
 from ..numpy import checked_format, overlaps_itself
 
 try:
@@ -32,6 +33,7 @@ empty_cuda: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None) 
 read_signature: Any = native.TensorSignature(torch.Tensor, torch.nn.Parameter) \
     if native is not None and hasattr(torch.Tensor, "__dlpack_c_exchange_api__") else None
 INTEGERS = {1: "|u1", 2: "<i2", 4: "<i4", 8: "<i8"}  # by size, in NumPy's words: what any format crosses as
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 CHANNELS_LAST = {4: (torch.channels_last, "NHWC"), 5: (torch.channels_last_3d, "NDHWC")}
 
 
@@ -75,6 +77,30 @@ def execute(run: Callable[..., Any], operands: tuple[Any, ...], targets: tuple[A
         run(operands, targets, workspace)
     else:
         native.run_on_torch_team(run, operands, targets, workspace)
+
+
+def recorded(arrays: dict[str, Any]) -> bool:
+    """Whether autograd, torch.func, a subclass of tensors or a tracer wants to know what is computed."""
+    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
+        return True
+    if not any([array.requires_grad or type(array) not in PLAIN_TYPES for array in arrays.values()]) and \
+            forward_ad._current_level < 0:
+        return False
+    if torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality):
+        return False  # inside an operator, below all of them
+    return forward_ad._current_level >= 0 or torch.is_grad_enabled() or \
+        any([type(array) not in PLAIN_TYPES for array in arrays.values()])
+
+
+def record(asked: Recorded, arrays: dict[str, Any]) -> Sequence[Any]:
+    from .recording import record
+
+    return record(asked, arrays)
+
+
+def add(out: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return out.add_(result)
 
 
 def home(arrays: dict[str, Any]) -> tuple[str, str | None]:
