@@ -98,7 +98,7 @@ def prepared_microseconds(plan: Any, tensors: Sequence[Any]) -> tuple[float, int
 
 
 def repeated_calls() -> None:
-    """All three gradients: the public function, torch's operator with ours installed, the prepared call alone, torch."""
+    """All three gradients: the public function, the operator with ours installed, the prepared call alone, torch."""
     import convgrad
     from convgrad.call import prepared_calls
     from convgrad.torch import installed
