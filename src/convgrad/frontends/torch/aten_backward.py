@@ -133,6 +133,8 @@ def question(call: BackwardCall) -> Question:
 
 def result_format(call: BackwardCall) -> torch.memory_format:
     """The memory format in which torch's own kernel would return the gradients of input and weight."""
+    if call.input.is_meta:
+        return expected_format(call)
     backend = torch._C._select_conv_backend(
         call.input, call.weight, bias=None, bias_sizes=call.bias_sizes, stride=call.stride, padding=call.padding,
         dilation=call.dilation, transposed=call.transposed, output_padding=call.output_padding, groups=call.groups)
@@ -140,6 +142,15 @@ def result_format(call: BackwardCall) -> torch.memory_format:
     if x.dim() == 3:  # torch computes it as a row of an image
         x, w = x.contiguous().unsqueeze(2), w.unsqueeze(2)
     return torch._C._conv_determine_backend_memory_format(x, w, backend)
+
+
+def expected_format(call: BackwardCall) -> torch.memory_format:
+    """The same for tensors without memory that stand for CUDA tensors: channels last if input or weight is."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(call.input.dim())
+    for tensor in (call.input, call.weight) if last is not None else ():
+        if tensor.is_contiguous(memory_format=last) and not tensor.is_contiguous():
+            return last
+    return torch.contiguous_format
 
 
 def result_strides(shape: torch.Size, memory_format: torch.memory_format) -> tuple[int, ...]:
@@ -155,6 +166,9 @@ def parts_of(asked: Question) -> list[Part]:
         return plan(problem, num_threads=threads())
 
     dx, dw, db = asked.mask
+    if asked.device == "cuda" and not asked.transposed:  # one plan compiles and launches all of them together
+        wrt = "+".join(name for name, wanted in zip(("input", "weight", "bias"), asked.mask) if wanted)
+        return [Part(planned(asked.problem(wrt)))] if wrt else []
     parts = []
     if asked.transposed:  # dx is a convolution of dy; dw exchanges x and dy
         if dx: parts.append(Part(planned(asked.problem("output")), x=DY, w=W, y=DX))

@@ -12,6 +12,7 @@ from ...beside_torch import why_torch
 from ...problem import Unsupported
 from . import aten_backward
 from .aten_backward import PLAIN_TYPES, BackwardCall, Question
+from .cuda_backward import prepared_on_cuda
 from .tensors import native, threads
 
 MOST_ROWS = 4096  # programs with ever new shapes: the rest is counted together
@@ -74,7 +75,8 @@ class Desk:
         except Unsupported as error:
             return self.by_torch, row_of(call.text(), "torch", str(error)).tally
         try:
-            verdicts = [why_served_by_torch(half) for half in asked.halves()]
+            halves = asked.halves() if asked.device == "cpu" else []  # on GPUs ours serves all
+            verdicts = [why_served_by_torch(half) for half in halves]
             if len(verdicts) == 2 and (verdicts[0] is None) != (verdicts[1] is None):
                 return self.by_halves, new_tally()  # each is counted by itself
             if verdicts and verdicts[0] is not None:
@@ -86,7 +88,8 @@ class Desk:
         tally = row_of(str(asked), backends, " + ".join(part.plan.kernel for part in parts)).tally
         if backends == "native":
             return aten_backward.prepared_on_cpu(call, parts), tally
-        return aten_backward.through_api, tally
+        prepared = prepared_on_cuda(call, asked) if call.input.is_cuda else None
+        return prepared or aten_backward.through_api, tally
 
     def by_halves(self, keys: Any, *arguments: Any) -> tuple[Any, Any, Any]:
         """The gradient of the input, and those of weight and bias, each by who is faster."""
