@@ -36,8 +36,8 @@ refused: Counter[tuple[str, str]] = Counter()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--require", default="native", help="backends and packages, comma-separated, without which the run "
-                     "fails instead of leaving their tests out (default: %(default)s)")
+    parser.addoption("--require", default="native", help="backends and packages, comma-separated, without which the "
+                     "run fails instead of leaving their tests out (default: %(default)s)")
     parser.addoption("--seed", type=int, default=0, help="seed of the random operands; printed by failing tests")
 
 
