@@ -98,9 +98,10 @@ def prepared_microseconds(plan: Any, tensors: Sequence[Any]) -> tuple[float, int
 
 
 def repeated_calls() -> None:
-    """All three gradients through the public function, by the prepared call alone, and through torch."""
+    """All three gradients: the public function, the operator with ours installed, the prepared call alone, torch."""
     import convgrad
     from convgrad.call import prepared_calls
+    from convgrad.torch import installed
 
     for last in (True, False):
         for name, input_shape, weight_shape, arguments in REPEATED:
@@ -111,9 +112,13 @@ def repeated_calls() -> None:
             median, quartile = microseconds(call)
             plan = next(iter(prepared_calls.values())).plan
             bare, steps = prepared_microseconds(plan, (*given, *results))
-            peer, _ = microseconds(partial(torch_backward, *given, arguments))
-            print(f"repeated  {'last ' if last else 'first'} {name:18} {median:6.1f} us ({quartile:.1f})  prepared "
-                  f"{bare:5.1f} us, {steps} steps  torch {peer:6.1f} us  {plan.kernel}")
+            backward = partial(torch_backward, *given, arguments)
+            peer, _ = microseconds(backward)
+            with installed():
+                backward()
+                operator, _ = microseconds(backward)
+            print(f"repeated  {'last ' if last else 'first'} {name:18} {median:6.1f} us ({quartile:.1f})  installed "
+                  f"{operator:5.1f} us  prepared {bare:5.1f} us, {steps} steps  torch {peer:6.1f} us  {plan.kernel}")
 
 
 def planning() -> None:

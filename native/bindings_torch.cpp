@@ -82,15 +82,60 @@ class PreparedBackward : public ServedBackward {
   std::vector<Step> steps_;
 };
 
+// Tensors' sizes, strides, number formats and devices as bytes: the key of whatever depends on these alone.
+class Signature {
+ public:
+  Signature(nb::object tensor_type, nb::object parameter_type)
+      : tensor_type_(std::move(tensor_type)), parameter_type_(std::move(parameter_type)),
+        api_(exchange_api(tensor_type_)) {
+    if (!api_) throw nb::type_error("this torch has no DLPack exchange interface of major version 1");
+  }
+
+  // The key of a dict of tensors; None where one is not plain, or has a type that DLPack has no name for.
+  nb::object operator()(nb::dict tensors) const {
+    std::string key;
+    for (auto [name, tensor] : tensors) {
+      DLTensor view;
+      if (!read(tensor.ptr(), view)) return nb::none();
+      add(key, view);
+    }
+    return nb::bytes(key.data(), key.size());
+  }
+
+  bool read(PyObject* tensor, DLTensor& view) const {
+    PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
+    if (type != tensor_type_.ptr() && type != parameter_type_.ptr()) return false;
+    if (api_->read(tensor, &view) == 0) return true;
+    PyErr_Clear();
+    return false;
+  }
+
+  static void add(std::string& key, const DLTensor& view) {
+    add(key, int64_t(view.device_type) << 32 | view.type_code << 16 | view.type_bits << 8 | view.nd);
+    add(key, view.device_id);
+    for (int axis = 0; axis < view.nd; ++axis) {
+      add(key, view.shape[axis]);
+      add(key, view.stride[axis]);
+    }
+  }
+
+  static void add(std::string& key, int64_t number) {
+    key.append(reinterpret_cast<const char*>(&number), sizeof number);
+  }
+
+  const ExchangeApi& api() const { return *api_; }
+
+ private:
+  nb::object tensor_type_, parameter_type_;
+  const ExchangeApi* api_;
+};
+
 // The registered kernel. What it does with a call depends on the signature alone, and is asked for once: `prepare`
 // answers a call's arguments with (ServedBackward or a function of the same arguments, Tally).
 class TorchBackward {
  public:
   TorchBackward(nb::object prepare, nb::object tensor_type, nb::object parameter_type)
-      : prepare_(std::move(prepare)), tensor_type_(std::move(tensor_type)), parameter_type_(std::move(parameter_type)),
-        api_(exchange_api(tensor_type_)) {
-    if (!api_) throw nb::type_error("this torch has no DLPack exchange interface of major version 1");
-  }
+      : prepare_(std::move(prepare)), signature_(std::move(tensor_type), std::move(parameter_type)) {}
 
   // keys, grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask
   nb::object operator()(nb::args arguments) {
@@ -106,7 +151,7 @@ class TorchBackward {
       return once.handler(*arguments);
     }
     const Entry served = *entry;  // the table may change during the call
-    nb::object result = served.prepared ? served.prepared->run(*api_, operands, arguments) : served.handler(*arguments);
+    nb::object result = served.prepared ? served.prepared->run(signature_.api(), operands, arguments) : served.handler(*arguments);
     ++served.tally->calls;
     served.tally->seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return result;
@@ -142,27 +187,15 @@ class TorchBackward {
     key_.clear();
     add(torch_threads());
     for (int i = 0; i < 3; ++i) {
-      PyObject* const tensor = arguments[size_t(i) + 1].ptr();
-      PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
-      if (type != tensor_type_.ptr() && type != parameter_type_.ptr()) return false;
-      DLTensor& view = operands[i];
-      if (api_->read(tensor, &view) != 0) {  // a type that DLPack has no name for
-        PyErr_Clear();
-        return false;
-      }
-      add(int64_t(view.device_type) << 32 | view.type_code << 16 | view.type_bits << 8 | view.nd);
-      add(view.device_id);
-      for (int axis = 0; axis < view.nd; ++axis) {
-        add(view.shape[axis]);
-        add(view.stride[axis]);
-      }
+      if (!signature_.read(arguments[size_t(i) + 1].ptr(), operands[i])) return false;
+      Signature::add(key_, operands[i]);
     }
     for (size_t i = 5; i < 12; ++i)
       if (!add(arguments[i].ptr())) return false;
     return true;
   }
 
-  void add(int64_t number) { key_.append(reinterpret_cast<const char*>(&number), sizeof number); }
+  void add(int64_t number) { Signature::add(key_, number); }
 
   // An integer, a bool, or a list of them.
   bool add(PyObject* value) {
@@ -178,8 +211,8 @@ class TorchBackward {
     return true;
   }
 
-  nb::object prepare_, tensor_type_, parameter_type_;
-  const ExchangeApi* api_;
+  nb::object prepare_;
+  Signature signature_;
   std::unordered_map<std::string, Entry> entries_;
   std::string key_;
 };
@@ -195,6 +228,13 @@ void bind_torch(nb::module_& module) {
   nb::class_<gpu::CudaBackward, ServedBackward>(module, "CudaBackward")
       .def(nb::init<nb::object, nb::object, nb::object, nb::object>(), nb::arg("calls"), nb::arg("results"),
            nb::arg("torch"), nb::arg("otherwise"));
+  nb::class_<gpu::CudaRepeat>(module, "CudaRepeat")
+      .def(nb::init<nb::object, nb::object, nb::object, nb::object>(), nb::arg("calls"), nb::arg("results"),
+           nb::arg("torch"), nb::arg("tensor_type"))
+      .def("__call__", &gpu::CudaRepeat::operator());
+  nb::class_<Signature>(module, "TensorSignature")
+      .def(nb::init<nb::object, nb::object>(), nb::arg("tensor_type"), nb::arg("parameter_type"))
+      .def("__call__", &Signature::operator());
   nb::class_<TorchBackward>(module, "TorchBackward")
       .def(nb::init<nb::object, nb::object, nb::object>())
       .def("__call__", &TorchBackward::operator())

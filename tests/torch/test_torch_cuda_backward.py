@@ -12,8 +12,8 @@ from fake_cuda import COMPILER, FakeDriver  # noqa: E402
 
 from convgrad import _native, plan  # noqa: E402
 from convgrad.frontends.torch.aten_backward import DB, DW, DX, DY, BackwardCall, W, X  # noqa: E402
-from convgrad.frontends.torch.cuda_backward import TorchFunctions, new_results, places_of  # noqa: E402
-from convgrad.frontends.torch.tensors import empty_cpu  # noqa: E402
+from convgrad.frontends.torch.cuda_backward import new_results, places_of  # noqa: E402
+from convgrad.frontends.torch.tensors import TorchFunctions, empty_cpu, signature  # noqa: E402
 
 needs_exchange = pytest.mark.skipif(COMPILER is None or not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"),
                                     reason="no C++ compiler, or a torch before 2.10")
@@ -107,6 +107,36 @@ def test_a_failed_launch_frees_the_workspace(driver: FakeDriver) -> None:
     with pytest.raises(RuntimeError, match="launch of kernel all of 'the problem': CUDA error 700"):
         kernel(None, *tensors(), *ARGUMENTS)
     assert fake.freed == [4096]
+
+
+@needs_exchange
+def test_a_repeated_call_makes_its_results(driver: FakeDriver) -> None:
+    fake = Torch()
+    driver.kernel_parameters("pair", 3)
+    call = driver.call(3)
+    call.add_launch(_native.GpuKernel("pair", b"code", threads=128, shared_bytes=0), (1, 1, 1))
+    for slot in range(3):
+        call.add_pointer(slot, 0)
+    repeat = _native.CudaRepeat([(call, [0, 1, 2])], [((2, 3), (1, 2), torch.float64)], fake.functions(), torch.Tensor)
+    x, w = torch.zeros(4), torch.nn.Parameter(torch.zeros(4))
+    driver.lines()
+    (result,) = repeat({"x": x, "w": w}.values())
+    assert driver.launches()[0].endswith(f"with {x.data_ptr()} {w.data_ptr()} {result.data_ptr()}")
+    assert (tuple(result.shape), result.stride(), result.dtype) == ((2, 3), (1, 2), torch.float64)
+    assert repeat([torch._neg_view(x), w]) is None and repeat([torch.zeros(5)[1:], w]) is None
+    fake.device = 3
+    assert repeat([x, w]) is None and not driver.launches() and not fake.allocated, "no workspace is needed"
+
+
+@needs_exchange
+def test_signatures_differ_where_plans_may() -> None:
+    x = torch.zeros(2, 4, 6)
+    alike = [x, torch.zeros(2, 4, 6), torch.nn.Parameter(x)]
+    others = [torch.zeros(2, 6, 4), torch.zeros(2, 6, 4).transpose(1, 2), x.double(), x.half(), x.bfloat16(), x.byte(),
+              x.view(2, 4, 6, 1), x.to("meta"), x.to(torch.float8_e4m3fn), x.to(torch.float8_e5m2)]
+    assert len({signature({"x": one}) for one in alike}) == 1
+    assert len({signature({"x": one}) for one in (x, *others)}) == 1 + len(others)
+    assert signature({"x": x}) != signature({"x": x, "w": x})
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -22,29 +22,13 @@ from .aten_backward import (
     result_strides,
     through_api,
 )
-from .tensors import empty_cuda, native
+from .tensors import native, torch_functions
 
 # Places of a plan's operands and results among the tensors of a call. A transposed convolution exchanges x and dy.
 OPERANDS = {"grad_output": DY, "input": X, "weight": W}
 RESULTS = {"input": DX, "weight": DW, "bias": DB}
 OPERANDS_TRANSPOSED = {"grad_output": X, "input": DY, "weight": W}
 RESULTS_TRANSPOSED = {"output": DX, "weight": DW, "bias": DB}
-
-
-class TorchFunctions(NamedTuple):
-    """What a prepared call needs of torch."""
-
-    empty: Callable[..., Any]  # (size, strides, dtype) -> a tensor on the current device
-    allocate: Callable[[int, int], int]  # (bytes, stream) -> an address
-    free: Callable[[int], None]
-    current_device: Callable[[], int]
-    current_stream: Callable[[int], int]
-
-
-def torch_functions() -> TorchFunctions:
-    c: Any = torch._C
-    return TorchFunctions(empty_cuda, c._cuda_cudaCachingAllocator_raw_alloc, c._cuda_cudaCachingAllocator_raw_delete,
-                          c._cuda_getDevice, c._cuda_getCurrentRawStream)
 
 
 def places_of(plan: Plan, transposed: bool) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ empty_cpu: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None) or
     lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype))
 empty_cuda: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None) or (
     lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device="cuda"))
+# Sizes, strides, number formats and devices of a dict of tensors as one key, where torch has DLPack's C interface.
+read_signature: Any = native.TensorSignature(torch.Tensor, torch.nn.Parameter) \
+    if native is not None and hasattr(torch.Tensor, "__dlpack_c_exchange_api__") else None
 INTEGERS = {1: "|u1", 2: "<i2", 4: "<i4", 8: "<i8"}  # by size, in NumPy's words: what any format crosses as
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 CHANNELS_LAST = {4: (torch.channels_last, "NHWC"), 5: (torch.channels_last_3d, "NDHWC")}
@@ -39,8 +42,27 @@ def has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
+class TorchFunctions(NamedTuple):
+    """What a prepared call on a GPU needs of torch."""
+
+    empty: Callable[..., Any]  # (size, strides, dtype) -> a tensor on the current device
+    allocate: Callable[[int, int], int]  # (bytes, stream) -> an address
+    free: Callable[[int], None]
+    current_device: Callable[[], int]
+    current_stream: Callable[[int], int]
+
+
+def torch_functions() -> TorchFunctions:
+    c: Any = torch._C
+    return TorchFunctions(empty_cuda, c._cuda_cudaCachingAllocator_raw_alloc, c._cuda_cudaCachingAllocator_raw_delete,
+                          c._cuda_getDevice, c._cuda_getCurrentRawStream)
+
+
 def signature(arrays: dict[str, Any]) -> Any:
     """Shapes, number formats, what `home` looks at (strides and devices), and the number of threads."""
+    read = None if read_signature is None else read_signature(arrays)
+    if read is not None:
+        return threads(), read
     return threads(), tuple([(array.shape, array.dtype, array.stride(), array.device) for array in arrays.values()])
 
 
@@ -193,8 +215,12 @@ def again(plan: Plan, operands: tuple[Any, ...], targets: tuple[Any, ...],
     prepared = plan.prepared([tensor.stride() for tensor in (*operands, *targets)], device)
     if prepared is None:
         return None
-    workspace_bytes = prepared.workspace_bytes
     made = [(tuple(result.shape), result.stride(), result.dtype) for result in results]
+    if read_signature is not None and hasattr(prepared, "handle"):  # a call of the native module
+        places = list(range(len(operands) + len(results)))
+        repeat: Again = native.CudaRepeat([(prepared, places)], made, torch_functions(), torch.Tensor)
+        return repeat
+    workspace_bytes = prepared.workspace_bytes
 
     def launch(arrays: Iterable[Any]) -> Sequence[Any] | None:
         pointers = []
