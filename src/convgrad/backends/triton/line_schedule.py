@@ -56,18 +56,33 @@ def boxes_inside(geo: Geometry, box: Box, axis: int, first_tap: int, taps: int) 
     return max(0, -(-high // box[1 + axis]) - low // box[1 + axis])
 
 
+def boxes_of_taps(geo: Geometry, box: Box, axis: int, step: int) -> list[int]:
+    """The same for every `step` taps of an axis."""
+    return [boxes_inside(geo, box, axis, tap, step) for tap in range(0, geo.kernel[axis], step)]
+
+
+def by_axis(geo: Geometry, box: Box, axis: int, taps: int, chain: bool, length: int) -> list[list[int]]:
+    """Boxes of each axis by first tap; a tile's lines are a product of one of each axis and of the images' boxes."""
+    return [[length] * -(-geo.kernel[a] // taps) if chain and a == axis else
+            boxes_of_taps(geo, box, a, taps if a == axis else 1) for a in range(3)]
+
+
 def lines_of_taps(geo: Geometry, box: Box, axis: int, taps: int, chain: bool, length: int) -> list[int]:
     """Lines of the tiles with the same channels, by their first tap in the order of tiles.
 
     `length` counts the lines of one chain, all residues together, or is 1.
     """
-    per_axis = []
-    for a in range(3):
-        step = taps if a == axis else 1
-        per_axis.append([length if chain and a == axis else boxes_inside(geo, box, a, tap, step)
-                         for tap in range(0, geo.kernel[a], step)])
+    first, second, third = by_axis(geo, box, axis, taps, chain, length)
     images = -(-geo.batch // box[0])
-    return [images * b0 * b1 * b2 for b0 in per_axis[0] for b1 in per_axis[1] for b2 in per_axis[2]]
+    return [images * b0 * b1 * b2 for b0 in first for b1 in second for b2 in third]
+
+
+def count_lines(geo: Geometry, box: Box, axis: int, taps: int, chain: bool, length: int) -> tuple[int, int, int]:
+    """How many numbers `lines_of_taps` gives, their sum and the largest."""
+    first, second, third = by_axis(geo, box, axis, taps, chain, length)
+    images = -(-geo.batch // box[0])
+    return (len(first) * len(second) * len(third), images * sum(first) * sum(second) * sum(third),
+            images * max(first) * max(second) * max(third))
 
 
 def lines_of_tiles(by_taps: Sequence[int], channel_tiles: int, groups: int) -> list[int]:
