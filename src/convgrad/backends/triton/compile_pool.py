@@ -57,7 +57,7 @@ class CompilePool:
     """The processes for one kind of GPU."""
 
     def __init__(self, target: Any, processes: int) -> None:
-        self.processes = processes
+        self.processes, self.owner = processes, os.getpid()
         self.ready = threading.Event()
         self.failed = False
         self.jobs: dict[int, Job] = {}
@@ -125,6 +125,8 @@ class CompilePool:
 
     def close(self) -> None:
         """End the processes; jobs under way are given up."""
+        if os.getpid() != self.owner:  # a fork of the program that started them
+            return
         self.worker.kill()
         self.worker.wait()
 
