@@ -22,7 +22,7 @@ from .launch import INTERPRETED, Launch, Step, power_of_two
 from .line_schedule import (
     Segment,
     as_table,
-    boxes_of_taps,
+    boxes_of_axis,
     count_lines,
     dealt_out,
     lines_of,
@@ -227,17 +227,14 @@ def line_boxes(geo: Geometry, axis: int, taps: int, chain: bool, pixels: int) ->
     boxes = [compact, *(box for box in boxes if box[0] < 2 * geo.batch)]
 
     walk = lines_of(geo, compact, axis, chain)
-    length = walk.length * walk.spread
-    counted: dict[tuple[int, int], int] = {}  # by axis and extent of a box: the sum over first taps
+    length = walk.length * walk.spread if chain else 0
+    sums: dict[tuple[int, int], int] = {}  # by axis and extent of a box: of all first taps
 
     def lines(box: Box) -> int:
-        total = -(-geo.batch // box[0])
-        for a in range(3):
-            if (a, box[1 + a]) not in counted:
-                counted[a, box[1 + a]] = length * -(-geo.kernel[a] // taps) if chain and a == axis else \
-                    sum(boxes_of_taps(geo, box, a, taps if a == axis else 1))
-            total *= counted[a, box[1 + a]]
-        return total
+        for place in zip(range(3), box[1:]):
+            if place not in sums:
+                sums[place] = sum(boxes_of_axis(geo, box, place[0], axis, taps, length))
+        return -(-geo.batch // box[0]) * math.prod(sums[place] for place in zip(range(3), box[1:]))
 
     fewest = min(boxes, key=lambda box: (lines(box), -box[3], -box[2], -box[1]))
     return (compact, fewest) if lines(fewest) < FEWER_LINES * lines(compact) else (compact,)

@@ -56,15 +56,15 @@ def boxes_inside(geo: Geometry, box: Box, axis: int, first_tap: int, taps: int) 
     return max(0, -(-high // box[1 + axis]) - low // box[1 + axis])
 
 
-def boxes_of_taps(geo: Geometry, box: Box, axis: int, step: int) -> list[int]:
-    """The same for every `step` taps of an axis."""
-    return [boxes_inside(geo, box, axis, tap, step) for tap in range(0, geo.kernel[axis], step)]
+def boxes_of_axis(geo: Geometry, box: Box, a: int, axis: int, taps: int, chain: int) -> list[int]:
+    """Boxes of axis `a` by first tap, where tiles have `taps` of `axis`; `chain`: lines of a chain along it, or 0.
 
-
-def by_axis(geo: Geometry, box: Box, axis: int, taps: int, chain: bool, length: int) -> list[list[int]]:
-    """Boxes of each axis by first tap; a tile's lines are a product of one of each axis and of the images' boxes."""
-    return [[length] * -(-geo.kernel[a] // taps) if chain and a == axis else
-            boxes_of_taps(geo, box, a, taps if a == axis else 1) for a in range(3)]
+    A tile's lines are a product of one number of each axis and of the boxes of images.
+    """
+    step = taps if a == axis else 1
+    if chain and a == axis:
+        return [chain] * -(-geo.kernel[a] // taps)
+    return [boxes_inside(geo, box, a, tap, step) for tap in range(0, geo.kernel[a], step)]
 
 
 def lines_of_taps(geo: Geometry, box: Box, axis: int, taps: int, chain: bool, length: int) -> list[int]:
@@ -72,14 +72,14 @@ def lines_of_taps(geo: Geometry, box: Box, axis: int, taps: int, chain: bool, le
 
     `length` counts the lines of one chain, all residues together, or is 1.
     """
-    first, second, third = by_axis(geo, box, axis, taps, chain, length)
+    first, second, third = (boxes_of_axis(geo, box, a, axis, taps, length if chain else 0) for a in range(3))
     images = -(-geo.batch // box[0])
     return [images * b0 * b1 * b2 for b0 in first for b1 in second for b2 in third]
 
 
 def count_lines(geo: Geometry, box: Box, axis: int, taps: int, chain: bool, length: int) -> tuple[int, int, int]:
     """How many numbers `lines_of_taps` gives, their sum and the largest."""
-    first, second, third = by_axis(geo, box, axis, taps, chain, length)
+    first, second, third = (boxes_of_axis(geo, box, a, axis, taps, length if chain else 0) for a in range(3))
     images = -(-geo.batch // box[0])
     return (len(first) * len(second) * len(third), images * sum(first) * sum(second) * sum(third),
             images * max(first) * max(second) * max(third))
