@@ -227,13 +227,12 @@ def line_boxes(geo: Geometry, axis: int, taps: int, chain: bool, pixels: int) ->
     boxes = [compact, *(box for box in boxes if box[0] < 2 * geo.batch)]
 
     walk = lines_of(geo, compact, axis, chain)
-    length = walk.length * walk.spread if chain else 0
     sums: dict[tuple[int, int], int] = {}  # by axis and extent of a box: of all first taps
 
     def lines(box: Box) -> int:
         for place in zip(range(3), box[1:]):
             if place not in sums:
-                sums[place] = sum(boxes_of_axis(geo, box, place[0], axis, taps, length))
+                sums[place] = sum(boxes_of_axis(geo, box, place[0], axis, taps, chain and walk.length * walk.spread))
         return -(-geo.batch // box[0]) * math.prod(sums[place] for place in zip(range(3), box[1:]))
 
     fewest = min(boxes, key=lambda box: (lines(box), -box[3], -box[2], -box[1]))
