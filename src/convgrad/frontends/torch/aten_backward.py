@@ -124,10 +124,12 @@ def question(call: BackwardCall) -> Question:
     except (ValueError, TypeError) as error:
         raise Unsupported(f"not a convolution that we know: {error}") from None
     dx_wanted, dw_wanted, db_wanted = call.output_mask
-    last = (result_format(call) in (torch.channels_last, torch.channels_last_3d)) if x.dim() > 3 else False
-    layout = CHANNELS_LAST[x.dim()][1] if last else ""
-    return Question(geometry, FORMATS[x.dtype], x.device.type, layout,
-                    layout.replace("C", "").replace("N", "O") + "I" if last else "",
+    activations = weights = result_format(call)
+    if not x.is_cuda:  # a hint: plans run on any strides, but those of other formats take longer
+        activations, weights = dense_format(dy) or activations, dense_format(w) or weights
+    last, word = CHANNELS_LAST.get(x.dim(), (None, ""))
+    return Question(geometry, FORMATS[x.dtype], x.device.type, word if activations == last else "",
+                    f"O{word[1:-1]}I" if weights == last else "",
                     bool(call.transposed), (bool(dx_wanted), bool(dw_wanted), bool(db_wanted)))
 
 
@@ -151,6 +153,23 @@ def expected_format(call: BackwardCall) -> torch.memory_format:
         if tensor.is_contiguous(memory_format=last) and not tensor.is_contiguous():
             return last
     return torch.contiguous_format
+
+
+def dense_format(tensor: torch.Tensor) -> torch.memory_format | None:
+    """Channels first or last, whichever a tensor lies in without gaps; None: neither, or both."""
+    first = tensor.is_contiguous()
+    last = tensor.dim() in CHANNELS_LAST and tensor.is_contiguous(memory_format=CHANNELS_LAST[tensor.dim()][0])
+    if first == last:
+        return None
+    return torch.contiguous_format if first else CHANNELS_LAST[tensor.dim()][0]
+
+
+def in_one_format(call: BackwardCall) -> BackwardCall:
+    """The call with dy in the memory format of x where both are dense and differ, else itself: plans count on it."""
+    wanted, found = dense_format(call.input), dense_format(call.grad_output)
+    if not call.output_mask[1] or wanted is None or found is None or wanted == found:
+        return call
+    return call._replace(grad_output=call.grad_output.contiguous(memory_format=wanted))
 
 
 def result_strides(shape: torch.Size, memory_format: torch.memory_format) -> tuple[int, ...]:
@@ -185,9 +204,8 @@ def parts_of(asked: Question) -> list[Part]:
     return parts
 
 
-def prepared_on_cpu(call: BackwardCall, parts: list[Part]) -> Any:
+def prepared_on_cpu(call: BackwardCall, parts: list[Part], memory_format: torch.memory_format) -> Any:
     """The call as the native core runs it, without Python between the operands and the results."""
-    memory_format = result_format(call)
     shapes = (call.input.shape, call.weight.shape, call.grad_output.shape[1:2])
     made = tuple(
         (tuple(shape), result_strides(shape, memory_format) if len(shape) > 1 else (1,), call.input.dtype)
