@@ -205,9 +205,8 @@ def parts_of(asked: Question) -> list[Part]:
     return parts
 
 
-def prepared_on_cpu(call: BackwardCall, parts: list[Part]) -> Any:
+def prepared_on_cpu(call: BackwardCall, parts: list[Part], memory_format: torch.memory_format) -> Any:
     """The call as the native core runs it, without Python between the operands and the results."""
-    memory_format = result_format(call)
     shapes = (call.input.shape, call.weight.shape, call.grad_output.shape[1:2])
     made = tuple(
         (tuple(shape), result_strides(shape, memory_format) if len(shape) > 1 else (1,), call.input.dtype)
