@@ -59,10 +59,11 @@ class Question(NamedTuple):
     weight_layout: str
     transposed: bool
     mask: tuple[bool, bool, bool]
+    compute: str = ""
 
     def problem(self, wrt: str) -> Problem:
-        return Problem(self.geometry, wrt, self.dtype, layout=self.layout, weight_layout=self.weight_layout,
-                       device=self.device)
+        return Problem(self.geometry, wrt, self.dtype, compute=self.compute, layout=self.layout,
+                       weight_layout=self.weight_layout, device=self.device)
 
     def bias_problem(self) -> Problem:
         """The sums of dy. For a transposed convolution dy has the place of the input."""
@@ -204,15 +205,19 @@ def parts_of(asked: Question) -> list[Part]:
     return parts
 
 
-def prepared_on_cpu(call: BackwardCall, parts: list[Part]) -> Any:
+def prepared_on_cpu(call: BackwardCall, parts: list[Part], memory_format: torch.memory_format) -> Any:
     """The call as the native core runs it, without Python between the operands and the results."""
-    memory_format = result_format(call)
     shapes = (call.input.shape, call.weight.shape, call.grad_output.shape[1:2])
     made = tuple(
         (tuple(shape), result_strides(shape, memory_format) if len(shape) > 1 else (1,), call.input.dtype)
         if wanted else None for shape, wanted in zip(shapes, call.output_mask))
     steps = [(part.plan.run.__self__, part.x, part.w, part.y, part.db) for part in parts]  # type: ignore[attr-defined]
     return native.PreparedBackward(steps, empty_cpu, made)
+
+
+def compute_on_cuda(call: BackwardCall) -> str:
+    """The compute mode that torch would use now."""
+    return "tf32" if call.input.dtype == torch.float32 and torch._C._get_cudnn_allow_tf32() else ""
 
 
 def through_api(keys: Any, *arguments: Any) -> tuple[torch.Tensor | None, ...]:
@@ -222,8 +227,7 @@ def through_api(keys: Any, *arguments: Any) -> tuple[torch.Tensor | None, ...]:
     dy = call.grad_output.contiguous(memory_format=memory_format) if call.input.dim() > 3 else call.grad_output
     backward = api.conv_transpose_backward if call.transposed else api.conv_backward
     extra: dict[str, Any] = {"output_padding": tuple(call.output_padding)} if call.transposed else {}
-    if call.input.is_cuda and call.input.dtype == torch.float32 and torch._C._get_cudnn_allow_tf32():
-        extra["compute"] = "tf32"  # what torch would do
+    extra["compute"] = compute_on_cuda(call) if call.input.is_cuda else ""
     return tuple(backward(dy, call.input, call.weight, stride=tuple(call.stride), padding=tuple(call.padding),
                           dilation=tuple(call.dilation), groups=call.groups, output_mask=tuple(call.output_mask),
                           **extra))

@@ -89,7 +89,7 @@ class Desk:
         backends = "+".join(dict.fromkeys(part.plan.backend for part in parts))
         tally = row_of(str(asked), backends, " + ".join(part.plan.kernel for part in parts)).tally
         if backends == "native":
-            return aten_backward.prepared_on_cpu(call, parts), tally
+            return aten_backward.prepared_on_cpu(call, parts, aten_backward.result_format(call)), tally
         prepared = prepared_on_cuda(call, asked) if call.input.is_cuda else None
         return prepared or aten_backward.through_api, tally
 
