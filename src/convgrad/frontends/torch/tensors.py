@@ -66,6 +66,11 @@ def signature(arrays: dict[str, Any]) -> Any:
     return threads(), tuple([(array.shape, array.dtype, array.stride(), array.device) for array in arrays.values()])
 
 
+def has_c_exchange() -> bool:
+    """Whether the native core can read tensors by itself: torch 2.10 and later show them in DLPack's C interface."""
+    return native is not None and hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+
+
 def threads() -> int | None:
     """As many as torch would use (torch.set_num_threads), and no more than convgrad has been told to."""
     return None if native is None else native.threads_for_torch()
