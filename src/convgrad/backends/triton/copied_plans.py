@@ -353,7 +353,7 @@ def tiles(query: Query) -> Iterator[Copied]:
     for share in (0.5, 0.25, 0.125, 0.02):  # from most memory on, see Known
         for direct in at_once:
             plan = in_pieces(query, share, direct, known)
-            if plan is not None and plan.seconds < slowest:
+            if plan is not None and plan.seconds <= slowest:
                 yield plan
 
 
@@ -374,7 +374,9 @@ class Known:
         found = self.found.get(key)
         if found is None or found.prepared.workspace_bytes > room:
             choice = choose(replace(query, max_workspace=room))
-            found = None if choice is None else Inner(choice.prepared, choice.seconds)
+            # what reads by pointers anyway is not worth a copy
+            found = None if choice is None or (direct and choice.kernel.fallback) else \
+                Inner(choice.prepared, math.inf if choice.kernel.fallback else choice.seconds)
             self.found[key] = found
         return found
 

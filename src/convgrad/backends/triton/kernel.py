@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from ...problem import DTYPES, Problem
+from .flat import flattened
 from .geometry import Geometry, geometry
 from .gpu import Gpu, needs_hopper
 from .tiles import workspace_limit
@@ -134,7 +135,9 @@ def choose(query: Query, entry: Entry | None = None) -> Choice | None:
     """
     if entry is not None:
         return fastest(query, named(query, entry), entry, "given")
-    entry, source = entry_of(query.problem, query.gpu) if query.tuned else (None, "")
+    entry, source = None, ""
+    if query.tuned and flattened(query.problem) is None:  # entries of such problems are for what they become
+        entry, source = entry_of(query.problem, query.gpu)
     measured = None if entry is None else fastest(query, named(query, entry), entry, source)
     return measured or fastest(query, query.kernels, None, "cost model (no measured entry)")
 
