@@ -5,10 +5,11 @@ BIN := .venv/bin
 SOURCES := $(shell find src native -type f ! -name '*.so' ! -name '*.pyc') CMakeLists.txt pyproject.toml README.md LICENSE
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 # Two test processes with two threads each are faster than two with as many threads as processors.
+FUZZ ?= --seconds 3600
 FEW_THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu test-pages lint bench verify native-dev test-asan clean
+.PHONY: help demo test test-gpu test-pages docs lint bench verify fuzz native-dev test-asan test-bf16 clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -30,6 +31,10 @@ test-gpu: ## the GPU backend's tests on this machine's GPU, with the environment
 test-pages: .venv/test-installed ## the HTML pages in headless Chromium, which must be installed
 	CONVGRAD_TEST_PAGES=1 $(BIN)/python -m pytest -q tests/pages
 
+docs: .venv/docs-installed ## the documentation site in build/site; a warning or a dead link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
 lint: .venv/test-installed ## ruff and mypy --strict
 	$(BIN)/ruff check src tests examples bench
 	$(BIN)/mypy
@@ -39,6 +44,9 @@ bench: .venv/test-installed ## time real layers beside their peers
 
 verify: .venv/installed ## every backend against the reference on all geometries
 	$(BIN)/convgrad verify
+
+fuzz: .venv/installed ## random problems for an hour: make fuzz FUZZ="--backend triton --seconds 600"
+	$(BIN)/convgrad fuzz $(FUZZ)
 
 native-dev: ## build the C++ module into src/convgrad, for work with PYTHONPATH=src
 	cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE=$$(command -v $(PYTHON)) -DCONVGRAD_DEV=ON
@@ -56,6 +64,14 @@ test-asan: ## the native kernels under the address and undefined-behaviour sanit
 	tests/test_native_special.py tests/test_scales.py tests/test_oracle.py tests/test_properties.py
 	$(SANITIZED) $(PYTHON) -m convgrad verify --backend native --dtype f32,bf16
 
+test-bf16: ## the native kernels for AVX512-BF16 with that instruction in software, on any processor with AVX-512
+	cmake -S . -B build/bf16 -G Ninja -DPython_EXECUTABLE=$$(command -v $(PYTHON)) -DCONVGRAD_EMULATE_BF16=ON
+	cmake --build build/bf16
+	rm -rf build/bf16/site && mkdir -p build/bf16/site && cp -r src/convgrad build/bf16/site/
+	rm -f build/bf16/site/convgrad/_native*.so && cp build/bf16/_native*.so build/bf16/site/convgrad/
+	CONVGRAD_ISA=avx512_bf16 PYTHONPATH=build/bf16/site $(PYTHON) -m pytest -q -k "native and bf" \
+	tests/test_geometries.py tests/test_native_views.py tests/test_native_special.py tests/test_native_dense.py
+
 clean: ## remove the environment and everything built
 	rm -rf .venv build dist src/convgrad/*.so
 
@@ -67,6 +83,10 @@ clean: ## remove the environment and everything built
 .venv/test-installed: .venv/bin/python $(SOURCES)
 	$(PIP) install '.[test]'
 	touch .venv/installed $@
+
+.venv/docs-installed: .venv/test-installed
+	$(PIP) install '.[docs]'
+	touch $@
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("convgrad needs Python 3.10 or newer" if sys.version_info < (3, 10) else 0)'

@@ -15,10 +15,16 @@ using Element = AsBf16;
 CONVGRAD_INLINE void add(VecF& sum, VecF weight, VecF words) {
   sum = (VecF)_mm512_dpbf16_ps((__m512)sum, (__m512bh)(__m512)weight, (__m512bh)(__m512)words);
 }
+#if defined(CONVGRAD_EMULATED_BF16)
+CONVGRAD_INLINE void add_word(VecF& sum, VecF weight, const char* word) {
+  add(sum, weight, (VecF)_mm512_set1_epi32(load<int32_t>(word)));
+}
+#else
 // NOTE: GCC 12 would read the word into a register first, which was a fifth slower.
 CONVGRAD_INLINE void add_word(VecF& sum, VecF weight, const char* word) {
   asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(weight), "m"(*reinterpret_cast<const int32_t*>(word)));
 }
+#endif
 #else
 constexpr bool words_are_pairs = false;
 using Element = AsF32;

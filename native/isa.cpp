@@ -59,7 +59,8 @@ struct Levels {
       gemm[level] = isa_pick(level, generic::gemm_kernels, avx2::gemm_kernels, avx512::gemm_kernels)();
       // NOTE: vdpbf16ps does twice the products of an f32 FMA on Zen 4 (measured 233 against 117 GFLOP/s a core) but
       // half of them on Sapphire Rapids (89 against 174): there bf16 operands are multiplied as f32.
-      if (level == 3 && __builtin_cpu_is("amd")) gemm[level].bf16 = &gemm_bf16_avx512;
+      if (level == 3 && (__builtin_cpu_is("amd") || asked_by_name(names[level])))
+        gemm[level].bf16 = &gemm_bf16_avx512;
       if (level == 4) set_amx(gemm[level], amx::gemm_bf16, amx::gemm_bf16x2, amx::gemm_bf16x3);
       if (level == 5)
         set_amx(gemm[level], amx_emulated::gemm_bf16, amx_emulated::gemm_bf16x2, amx_emulated::gemm_bf16x3);
@@ -69,6 +70,12 @@ struct Levels {
 #endif
       isa[level].gemm = &gemm[level];
     }
+  }
+
+  // A level that the environment names is used with all its kernels, for tests.
+  static bool asked_by_name(const char* level) {
+    const char* name = std::getenv("CONVGRAD_ISA");
+    return name && !std::strcmp(name, level);
   }
 
   static void set_amx(GemmKernels& kernels, const Gemm& bf16, const Gemm& bf16x2, const Gemm& bf16x3) {
@@ -84,6 +91,9 @@ struct Levels {
     if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")))
       return 1;
+#if defined(CONVGRAD_EMULATED_BF16)
+    return 3;
+#endif
     unsigned a, b, c, d;
     if (!(__get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 5))) return 2;
     // NOTE: never ask CPUID leaf 0x1D for AMX: some virtual machines hide it although the tiles work.

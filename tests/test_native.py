@@ -284,6 +284,38 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert in_process(script).strip() == "0"
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_fork_while_others_take_workspaces() -> None:
+    """A child inherited the locked mutex of the kept workspaces when another thread was just taking one."""
+    script = """
+import os, signal, threading, warnings
+import numpy as np
+import convgrad
+warnings.simplefilter("ignore")  # of forks with threads
+x, w = np.ones((1, 16, 6, 6), np.float32), np.ones((16, 16, 3, 3), np.float32)
+done = False
+def others():
+    while not done:
+        convgrad.conv(x, w, num_threads=1)
+workers = [threading.Thread(target=others) for _ in range(3)]
+for worker in workers:
+    worker.start()
+failed = 0
+for _ in range(100):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        convgrad.conv(x, w, num_threads=1)
+        os._exit(0)
+    failed += os.waitpid(child, 0)[1] != 0
+done = True
+for worker in workers:
+    worker.join()
+print(failed)
+"""
+    assert in_process(script).strip() == "0"
+
+
 @pytest.mark.parametrize("text", ["weight_grad f32 n4 c64 k64 i28x28 w3x3 p1x1",
                                   "input_grad f32 n1 c64 k256 i28x28 w3x3 p1x1 NHWC",
                                   "bias_grad f32 n4 c1 k64 i9x9 w1x1"])

@@ -52,14 +52,27 @@ def device_of(backend: str) -> str:
     return next((device for device, names in ORDER.items() if backend in names), "cpu")
 
 
+def cuda_missing() -> str | None:
+    """Why nothing can be computed on CUDA tensors here, or None; Triton's interpreter computes on the CPU."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    try:
+        from .frontends.torch.tensors import has_cuda
+    except ImportError as error:
+        return f"not available: {error}"
+    return None if has_cuda() else "there is no CUDA device here"
+
+
 def backend_states() -> dict[str, str | None]:
     """For every backend None when it runs here, or the reason why not."""
-    states: dict[str, str | None] = {}
-    for name in BACKENDS:
-        tiny = Problem(Conv(1, 1, 1, (3,), (2,)), "input", device=device_of(name))
-        try:
-            load(name).plan(tiny)
-            states[name] = None
-        except (Unsupported, ImportError) as error:
-            states[name] = str(error)
-    return states
+    return {name: backend_state(name) for name in BACKENDS}
+
+
+def backend_state(name: str) -> str | None:
+    """None when a backend runs here, or the reason why not."""
+    tiny = Problem(Conv(1, 1, 1, (3,), (2,)), "input", device=device_of(name))
+    try:
+        load(name).plan(tiny)
+        return cuda_missing() if device_of(name) == "cuda" else None
+    except (Unsupported, ImportError) as error:
+        return str(error)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..numbers import decode, encode, round_operand
+from ..checks import check_counts
+from ..numbers import decode, dtype_name, encode, round_operand, storage_dtype
 from ..problem import Conv, Plan, Problem, Unsupported
 from ..scaled import factor, scales_of
 
@@ -22,6 +23,7 @@ def plan(problem: Problem, *, max_workspace_bytes: int | None = None, num_thread
         raise Unsupported(f"the reference runs on the cpu, not on {problem.device}")
 
     def run(operands: tuple[Any, ...], results: tuple[Array, ...], workspace: Any = None) -> None:
+        check_arrays(problem, operands, results)
         stored = dict(zip(problem.operands, operands))
         values = {name: decode(array, problem.dtype) for name, array in stored.items()}
         with np.errstate(invalid="ignore", over="ignore"):  # Inf and NaN are values like others here
@@ -32,6 +34,26 @@ def plan(problem: Problem, *, max_workspace_bytes: int | None = None, num_thread
                 store(result, encode(exact, problem.out_dtype))
 
     return Plan(problem, NAME, "float64_numpy", run, notes=("float64 NumPy, one tap at a time",))
+
+
+def check_arrays(problem: Problem, operands: tuple[Any, ...], results: tuple[Array, ...]) -> None:
+    """Refuse arrays that do not fit the problem."""
+    check_counts(problem, operands, results)
+    for name, array in zip(problem.operands, operands):
+        check_array(array, name, problem.shape_of_operand(name), problem.dtype)
+    for wrt, array in zip(problem.results, results):
+        check_array(array, f"the result with respect to {wrt}", problem.conv.shape_of(wrt), problem.out_dtype)
+        if not array.flags.writeable:
+            raise ValueError(f"the result with respect to {wrt} is read-only")
+
+
+def check_array(array: Any, name: str, shape: tuple[int, ...], format_name: str) -> None:
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{name} must be a numpy.ndarray, got {type(array).__name__}")
+    if array.dtype != storage_dtype(format_name) and dtype_name(array.dtype) != format_name:
+        raise TypeError(f"{name} must have dtype {storage_dtype(format_name)}, got {array.dtype}")
+    if array.shape != shape:
+        raise ValueError(f"{name} must have the canonical shape {shape}, got {array.shape}")
 
 
 def store(result: Array, encoded: Array) -> None:

@@ -6,7 +6,8 @@ a share of what stands here. The facts of an H200 were measured; those of anothe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 import torch
@@ -34,6 +35,15 @@ class Gpu:
     registers: int  # of a multiprocessor
     tensor_flops: float  # dense 16-bit products at that clock; float32 and 8 bits follow by the kernels' own ratios
     launch_s: float  # of a kernel that does nothing, beside others
+
+    def text(self) -> str:
+        """The facts as JSON, for another process."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def parse(cls, text: str) -> Gpu:
+        facts = json.loads(text)
+        return cls(**{**facts, "capability": tuple(facts["capability"])})
 
     @property
     def program_bytes(self) -> int:

@@ -24,6 +24,8 @@ from .part_copies import PART_BYTES, parts_of, products_needed, split_step, with
 from .pointer_plans import seconds as pointer_seconds
 from .split_k import add_step
 
+MOST_CHUNKS = 1024  # of a problem, so that planning takes milliseconds
+
 
 def supports(problem: Problem, geo: Geometry) -> str | None:
     """Float32 products asked for, and channels for tensor cores."""
@@ -107,12 +109,7 @@ class PartPlan:
 
     def runner(self, add_parts: Step) -> Callable[[Any, Any, Any, Any], None]:
         """run(dy, x, dw, workspace); `add_parts(partial, dw)` adds the partial sums."""
-        geo, axis, count = self.chunk_geometry, self.axis, parts_of(self.products)
-        y_steps, x_steps = {}, {}
-        for _, row in self.places():
-            y_steps[row] = split_step(count, self.padded, geo.y, axis, row)
-            first = 0 if self.whole else row * geo.stride[axis] - self.geo.pad[axis]
-            x_steps[row] = split_step(count, self.padded, geo.x, axis, first)
+        geo, outer, count = self.chunk_geometry, self.axis, parts_of(self.products)
         multiply = [line_weight(replace(geo, batch=self.padded * self.products), self.tile, self.products, add)
                     for add in (False, True)]
         y_size, x_size = self.part_elements()
@@ -129,8 +126,9 @@ class PartPlan:
             partial = memory[y_floats + x_floats:].view(shape) if self.tile.splits > 1 else dw
             target = partial.permute(0, 1, 5, 2, 3, 4) if self.tile.splits > 1 else dw
             for number, (image, row) in enumerate(self.places()):
-                y_steps[row](dy[image:image + self.images], y_parts)
-                x_steps[row](x[image:image + self.images], x_parts)
+                first = 0 if self.whole else row * geo.stride[outer] - self.geo.pad[outer]
+                split_step(count, self.padded, geo.y, outer, row)(dy[image:image + self.images], y_parts)
+                split_step(count, self.padded, geo.x, outer, first)(x[image:image + self.images], x_parts)
                 multiply[number > 0](seen(y_parts, geo.y, dy.shape[1]), seen(x_parts, geo.x, x.shape[1]), target)
             if self.tile.splits > 1:
                 add_parts(partial, dw)
@@ -173,6 +171,8 @@ def in_chunks(query: Query, geo: Geometry, products: int, for_sums: float) -> Pa
         images = -(-geo.batch // -(-geo.batch // images))  # chunks of about the same size
         rows = -(-extent // -(-extent // rows))
         plan = PartPlan(problem, geo, gpu, NO_TILE, products, images, images, rows)
+        if plan.chunks > MOST_CHUNKS:
+            return None
         used = PART_BYTES * sum(plan.part_elements())
         tile = choose_lines(replace(plan.chunk_geometry, batch=images * products), max(0, limit - used), gpu)
         if tile is None:

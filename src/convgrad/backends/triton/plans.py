@@ -9,21 +9,28 @@ from ...problem import Plan, Problem, Unsupported
 from .flat import flat_view, flattened
 from .kernel import Choice, Query, choose
 from .numbers_on_device import on_tensors
+from .prepared import prepared_plan
 from .registry import query_of
-from .replay import Run, recorded
+from .replay import Run
 from .tuning import SEPARATE, Entry, entry_of
 
 
 def make_plan(problem: Problem, max_workspace: int | None, entry: Entry | None = None) -> Plan:
     """The plan for a problem that this backend can run; `entry` overrules tuning files and models."""
-    conv = problem.conv
-    if any(conv.shape_of(result).count(0) for result in problem.results) or 0 in conv.output_shape \
-            or (conv.group_in == 0 and problem.wrt != "bias"):
+    if no_products(problem):
         if len(problem.results) > 1:
             raise Unsupported("several results of a problem without elements: one kernel each is used")
-        return Plan(problem, "triton", "fill_zero", recorded(on_tensors(problem, fill_zero)), 0)
+        return prepared_plan(Plan(problem, "triton", "fill_zero", on_tensors(problem, fill_zero), 0))
     made = Made(problem, max_workspace, entry)
-    return Plan(problem, "triton", made.name, recorded(on_tensors(problem, made.run)), made.workspace_bytes, made.notes)
+    return prepared_plan(Plan(problem, "triton", made.name, on_tensors(problem, made.run), made.workspace_bytes,
+                              made.notes))
+
+
+def no_products(problem: Problem) -> bool:
+    """Whether a result is empty, or every sum of one is: no outputs, no channels, or nothing but padding."""
+    conv = problem.conv
+    return (any(0 in conv.shape_of(result) for result in problem.results) or 0 in conv.output_shape
+            or (problem.wrt != "bias" and 0 in (conv.group_in, *conv.in_size)))
 
 
 class Made:

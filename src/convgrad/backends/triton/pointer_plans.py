@@ -34,6 +34,7 @@ from .weight import bias_kernel, weight_kernel
 PRODUCTS = 0.04  # 16-bit tensors with channels first
 FP8_WEIGHT_PRODUCTS = 0.16  # weight gradients of FP8 with channels last: 67 to 190e12 a second
 FLOAT32_WEIGHT_PRODUCTS = 0.025
+BY_PIXEL = not INTERPRETED  # how weight_kernel sums tiles with a NaN again
 FEW_CHANNELS = 3  # how much slower float32 is with few channels or groups
 
 
@@ -47,12 +48,6 @@ def seconds(query: Query, tile: Any = None) -> float:
     elif problem.wrt == "weight" and problem.dtype in ("float8_e4m3fn", "float8_e5m2") and query.channels_last():
         share = FP8_WEIGHT_PRODUCTS
     return gpu.launch_s + flops / (share * gpu.tensor_flops)
-
-
-def must_settle(numbers: dict[str, Any], computed: bool, stages: int) -> bool:
-    """Whether the first operand of products is computed in registers (see elements.settled)."""
-    return (not INTERPRETED and numbers["ACC"] == tl.float32
-            and (computed or stages == 1 or numbers["ROUND"] != "" or numbers["PRECISION"] != "ieee"))
 
 
 def gather_launch(geo: Geometry, tile: GatherTile, is_input: bool, numbers: dict[str, Any], source: Any, weight: Any,
@@ -75,8 +70,7 @@ def gather_launch(geo: Geometry, tile: GatherTile, is_input: bool, numbers: dict
     constants = {
         "SALIGN": salign, "WALIGN": walign, "RALIGN": ralign, **geo.constants(), **geo.phase_constants(),
         "U0": slots[0], "U1": slots[1], "U2": slots[2], "RED": red, "COL": col, "INPUT": is_input,
-        "WIDE": needs_wide(source, weight, result), **numbers, **tile.constants(),
-        "SETTLE": must_settle(numbers, tile.TS > 1 or tile.FLAT, tile.stages)}
+        "WIDE": needs_wide(source, weight, result), **numbers, **tile.constants()}
     scalars = (geo.batch, *from_extents, *to_extents, *positions, row_tiles, sn, sc, *s, wo, wi, *w, rn, rc, *r)
     return Launch((programs,), scalars, constants, tile.warps, tile.stages)
 
@@ -102,11 +96,6 @@ def build_gather(query: Query, tile: GatherTile) -> Prepared:
                     lambda operands, results, workspace: step(*operands, *results, table_for(problem, results[0])))
 
 
-def by_pixel(numbers: dict[str, Any]) -> bool:
-    """Whether weight_kernel sums tiles with a NaN again by pixels: of float64 that gave wrong sums on an H200."""
-    return not INTERPRETED and numbers["ACC"] == tl.float32
-
-
 def in_lines(x: Any) -> bool:
     """Whether channels and the last spatial axis of x follow each other without a gap."""
     channels = x.shape[1]
@@ -128,9 +117,7 @@ def weight_launch(geo: Geometry, tile: WeightTile, numbers: dict[str, Any], dy: 
         r_split, (ro, ri, *r) = 0, strides_of(result)
     boxes = tuple(-(-extent // size) for extent, size in zip((geo.batch, *geo.y), tile.box))
     run = -(-math.prod(boxes) // tile.SPLITS)
-    # NOTE: the small problems that were wrong on an H200 had pipelines longer than their loops, as had right ones; one
-    # became right when its pipeline was cut. A precaution.
-    stages = min(tile.stages, run)
+    stages = min(tile.stages, run)  # more would only take shared memory
     channels = geo.group_in * tile.GP
     if tile.FLAT:
         columns = -(-geo.taps * channels // (tile.TS * tile.CB))
@@ -140,8 +127,7 @@ def weight_launch(geo: Geometry, tile: WeightTile, numbers: dict[str, Any], dy: 
         columns = -(-geo.taps // tile.TS) * -(-channels // tile.CB)
     programs = columns * -(-geo.group_out * tile.GP // tile.BK) * tile.SPLITS * (geo.groups // tile.GP)
     constants = {"YALIGN": yalign, "XALIGN": xalign, **geo.constants(), "KG": geo.group_out, "CG": geo.group_in,
-                 "WIDE": needs_wide(dy, x, result), **numbers, **tile.constants(), "BY_PIXEL": by_pixel(numbers),
-                 "SETTLE": must_settle(numbers, tile.SWAP and (tile.TS > 1 or tile.FLAT or tile.SEG), stages)}
+                 "WIDE": needs_wide(dy, x, result), **numbers, **tile.constants(), "BY_PIXEL": BY_PIXEL}
     scalars = (geo.batch, *geo.y, *geo.x, *boxes[1:], math.prod(boxes), run, yn, yc, *y, xn, xc, *xs, r_split, ro, ri,
                *r)
     return Launch((programs,), scalars, constants, tile.warps, stages)

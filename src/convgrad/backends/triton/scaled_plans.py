@@ -46,7 +46,7 @@ def make_scaled_plan(problem: Problem, max_workspace: int | None) -> Plan:
         factors, kinds = factors_on(scales(operands), results[0].device)
         if (lies, kinds) not in runs:
             runs[lies, kinds] = recorded(lambda operands, results, workspace: prepared.run(
-                (*operands[:2], *in_places(operands[2:], kinds)), results, workspace))
+                (*operands[:2], *in_places(operands[2:], kinds)), results, workspace), str(problem))
         runs[lies, kinds]((*operands[:2], *factors), results, workspace)
 
     return Plan(problem, "triton", first.name, run, max(first.workspace_bytes, composed.workspace_bytes),
@@ -89,7 +89,7 @@ class TritonSums:
         key = (result.shape, kinds)  # a recording is for one shape, and the last images may be fewer
         if key not in self.runs:
             self.runs[key] = recorded(on_tensors(self.problem, lambda operands, results, workspace: scale(
-                operands[0], results[0], *in_places(operands[1:], kinds))))
+                operands[0], results[0], *in_places(operands[1:], kinds))), f"{self.problem} scaled")
         self.runs[key]((sums, *factors), (result,), None)
 
 

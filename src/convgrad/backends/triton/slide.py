@@ -86,6 +86,15 @@ def as_sums(values, WIDTH: gl.constexpr):
 
 
 @gluon.jit
+def steps_of(values, ALIGN: gl.constexpr):
+    """Strides as 64-bit numbers; one that is 1 comes as a constant, which has no type of its own."""
+    steps = ()
+    for j in gl.static_range(len(values)):
+        steps = steps + (gl.cast(values[j], gl.int64) * ALIGN,)
+    return steps
+
+
+@gluon.jit
 def below(value, extent):
     """0 <= value < extent."""
     return value.to(gl.uint32, bitcast=True) < extent
@@ -211,8 +220,8 @@ def slide_input_kernel(
     A segment of rows starts `start` steps before its first row, so that all rows of dy that reach it are met. With
     FLUSH there is one segment, which starts at the first row of dy and stores what is left after the last one.
     """
-    y_n, y_0, y_1 = yn.to(gl.int64) * YALIGN, y0.to(gl.int64) * YALIGN, y1.to(gl.int64) * YALIGN
-    r_n, r_0, r_1 = rn.to(gl.int64) * RALIGN, r0.to(gl.int64) * RALIGN, r1.to(gl.int64) * RALIGN
+    y_n, y_0, y_1 = steps_of((yn, y0, y1), YALIGN)
+    r_n, r_0, r_1 = steps_of((rn, r0, r1), RALIGN)
     LAYOUT: gl.constexpr = strip_layout(V, BC, WARPS)
     WIDTH: gl.constexpr = window_width(U, T2, D2, P2, K2)
     LOW: gl.constexpr = window_low(U, T2, D2, P2, K2)
@@ -284,20 +293,23 @@ def slide_input_kernel(
 
 @gluon.jit
 def tall_input_kernel(
-        dy, taps, dx, weight, N, Q1, X1, strips, blocks, channel_tiles, yn, y1, rn, r1, w_c, w_1,
+        dy, taps, dx, weight, N, planes, Q1, X1, strips, blocks, channel_tiles, yn, y0, y1, rn, r0, r1, w_c, w_1,
         YALIGN: gl.constexpr, RALIGN: gl.constexpr, C: gl.constexpr, Q2: gl.constexpr, X2: gl.constexpr,
         Y2: gl.constexpr, R2: gl.constexpr, W2: gl.constexpr, K1: gl.constexpr, K2: gl.constexpr,
         P1: gl.constexpr, P2: gl.constexpr, R: gl.constexpr, U: gl.constexpr, V: gl.constexpr,
         S: gl.constexpr, BC: gl.constexpr, WARPS: gl.constexpr):
-    """dx at stride 1 for kernels with many taps: R rows x U columns a thread, the taps (tap-major) loaded as needed."""
-    y_n, y_1 = yn.to(gl.int64) * YALIGN, y1.to(gl.int64) * YALIGN
-    r_n, r_1 = rn.to(gl.int64) * RALIGN, r1.to(gl.int64) * RALIGN
+    """dx at stride 1 for kernels with many taps: R rows x U columns a thread, the taps (tap-major) loaded as needed.
+
+    Axis 0 has one tap, which links each of the `planes` of dx with the same plane of dy.
+    """
+    y_n, y_0, y_1 = steps_of((yn, y0, y1), YALIGN)
+    r_n, r_0, r_1 = steps_of((rn, r0, r1), RALIGN)
     LAYOUT: gl.constexpr = strip_layout(V, BC, WARPS)
     WIDTH: gl.constexpr = U + K2 - 1
     LOW: gl.constexpr = P2 - K2 + 1
     pid = gl.program_id(0)
     c = (pid % channel_tiles) * BC + gl.arange(0, BC, layout=gl.SliceLayout(0, LAYOUT))[None, :]
-    n, plane, block, _, strip = place_of(pid // channel_tiles, strips, blocks, 1, 1, False, S, LAYOUT)
+    n, plane, block, _, strip = place_of(pid // channel_tiles, strips, blocks, planes, 1, False, S, LAYOUT)
     there = (n < N) & (c < C)
     i = block * R
     column = strip * U + LOW
@@ -307,7 +319,7 @@ def tall_input_kernel(
     begin = gl.maximum(K1 - 1 - P1 - highest, 0)
     end = gl.minimum(K1 - 1 + R, Q1 + (K1 - 1 - P1) - lowest)
     o = i + (P1 - K1 + 1) + begin
-    y_at = dy + (n.to(gl.int64) * y_n + o.to(gl.int64) * y_1 + column * Y2) + c
+    y_at = dy + (n.to(gl.int64) * y_n + plane.to(gl.int64) * y_0 + o.to(gl.int64) * y_1 + column * Y2) + c
     t_at = taps + gl.full([S, 1], 0, gl.int32, LAYOUT) + c
     zero = gl.full([S, BC], 0.0, gl.float32, LAYOUT)
     acc = (zero,) * (R * U)
@@ -326,9 +338,9 @@ def tall_input_kernel(
         suspect += acc[e] * 0.0
     if any_of(suspect != suspect) != 0:
         w_at = weight + gl.full([S, 1], 0, gl.int32, LAYOUT) + c * w_c
-        masked_input(dy, w_at, dx, there, n, plane, i, strip, c, R, 1, Q1, X1, (y_n, 0, y_1), (r_n, 0, r_1), 0, w_1,
-                     Q2, X2, Y2, R2, W2, (1, K1, K2), (1, 1, 1), (1, 1, 1), (0, P1, P2), U, zero)
+        masked_input(dy, w_at, dx, there, n, plane, i, strip, c, R, planes, Q1, X1, (y_n, y_0, y_1), (r_n, r_0, r_1), 0,
+                     w_1, Q2, X2, Y2, R2, W2, (1, K1, K2), (1, 1, 1), (1, 1, 1), (0, P1, P2), U, zero)
     else:
-        r_at = dx + (n.to(gl.int64) * r_n + i.to(gl.int64) * r_1 + strip * (U * R2)) + c
+        r_at = dx + (n.to(gl.int64) * r_n + plane.to(gl.int64) * r_0 + i.to(gl.int64) * r_1 + strip * (U * R2)) + c
         for r in gl.static_range(R):
             store_row(r_at + r * r_1, strip * U, there & (i + r < X1), acc[r * U:r * U + U], X2, R2, U)

@@ -15,7 +15,7 @@ from .numbers_on_device import rounding, scratch
 from .part_sums import reduce_taps_kernel
 from .slide import slide_input_kernel, tall_input_kernel
 from .slide_weight import slide_both_kernel, slide_weight_kernel
-from .strips import SHARED, Strip, all_strips, seconds_of
+from .strips import SHARED, Strip, all_strips, planes_apart, seconds_of
 from .tiles import reduce_tile
 
 TALL_SHARE = 0.035  # of the tensor cores' speed that one multiplication after the other reaches
@@ -179,24 +179,24 @@ def both_plan(query: Query, strip: Strip) -> Prepared:
     turns = -(-steps // strip.UNROLL)
     strips = max(-(-geo.x[2] // strip.U), -(-geo.y[2] // (strip.U // geo.stride[2])))
     channel_tiles = -(-geo.groups // strip.BC)
-    tiles = -(-geo.batch * segments * dilation * strips // strip.S)
+    tiles = -(-geo.batch * geo.x[0] * segments * dilation * strips // strip.S)
     run_length = -(-tiles // min(tiles, strip.splits))
     splits = -(-tiles // run_length)
 
     def launch(dy: Any, x: Any, weight: Any, dx: Any, partial: Any) -> Launch:
-        yn, _, _, y1, y2 = steps_in(dy)
-        xn, _, _, x1, x2 = steps_in(x)
-        rn, _, _, r1, r2 = steps_in(dx)
+        yn, _, y0, y1, y2 = steps_in(dy)
+        xn, _, x0, x1, x2 = steps_in(x)
+        rn, _, r0, r1, r2 = steps_in(dx)
         wc, _, _, w1, w2 = steps_in(weight)
-        yalign, (yn, y1) = aligned_strides((yn, y1))
-        xalign, (xn, x1) = aligned_strides((xn, x1))
-        ralign, (rn, r1) = aligned_strides((rn, r1))
+        yalign, (yn, y0, y1) = aligned_strides((yn, y0, y1))
+        xalign, (xn, x0, x1) = aligned_strides((xn, x0, x1))
+        ralign, (rn, r0, r1) = aligned_strides((rn, r0, r1))
         constants = {name: value for name, value in geo.constants().items() if not name.endswith("0")} | {
             "YALIGN": yalign, "XALIGN": xalign, "RALIGN": ralign, "C": geo.groups, "Q2": geo.y[2], "X2": geo.x[2],
             "Y2": y2, "XS2": x2, "R2": r2, "W2": w2, "BIAS": bias, "SHARED": strip.SHARED, "U": strip.U, "V": strip.V,
             "UNROLL": strip.UNROLL, "AHEAD": strip.AHEAD, "S": strip.S, "BC": strip.BC, "WARPS": strip.warps}
-        scalars = (geo.batch, geo.y[1], geo.x[1], strips, segments, steps, turns, tiles, run_length, channel_tiles,
-                   yn, y1, xn, x1, rn, r1, wc, w1)
+        scalars = (geo.batch, geo.x[0], geo.y[1], geo.x[1], strips, segments, steps, turns, tiles, run_length,
+                   channel_tiles, yn, y0, y1, xn, x0, x1, rn, r0, r1, wc, w1)
         return Launch((channel_tiles * splits,), scalars, constants, strip.warps, 1)
 
     step = Step(slide_both_kernel, launch)
@@ -217,18 +217,19 @@ def tall_plan(query: Query, strip: Strip) -> Prepared:
     rows = strip.UNROLL
     strips, blocks = -(-geo.x[2] // strip.U), -(-geo.x[1] // rows)
     channel_tiles = -(-geo.groups // strip.BC)
-    tiles = -(-geo.batch * blocks * strips // strip.S)
+    tiles = -(-geo.batch * geo.x[0] * blocks * strips // strip.S)
 
     def launch(dy: Any, taps: Any, dx: Any, weight: Any) -> Launch:
-        yn, _, _, y1, y2 = steps_in(dy)
-        rn, _, _, r1, r2 = steps_in(dx)
+        yn, _, y0, y1, y2 = steps_in(dy)
+        rn, _, r0, r1, r2 = steps_in(dx)
         wc, _, _, w1, w2 = steps_in(weight)
-        yalign, (yn, y1) = aligned_strides((yn, y1))
-        ralign, (rn, r1) = aligned_strides((rn, r1))
+        yalign, (yn, y0, y1) = aligned_strides((yn, y0, y1))
+        ralign, (rn, r0, r1) = aligned_strides((rn, r0, r1))
         constants = {"YALIGN": yalign, "RALIGN": ralign, "C": geo.groups, "Q2": geo.y[2], "X2": geo.x[2], "Y2": y2,
                      "R2": r2, "W2": w2, "K1": geo.kernel[1], "K2": geo.kernel[2], "P1": geo.pad[1], "P2": geo.pad[2],
                      "R": rows, "U": strip.U, "V": strip.V, "S": strip.S, "BC": strip.BC, "WARPS": strip.warps}
-        scalars = (geo.batch, geo.y[1], geo.x[1], strips, blocks, channel_tiles, yn, y1, rn, r1, wc, w1)
+        scalars = (geo.batch, geo.x[0], geo.y[1], geo.x[1], strips, blocks, channel_tiles, yn, y0, y1, rn, r0, r1, wc,
+                   w1)
         return Launch((tiles * channel_tiles,), scalars, constants, strip.warps, 1)
 
     lay_out = tap_major(problem, geo, steps_in)
@@ -281,7 +282,7 @@ def build(query: Query, strip: Strip) -> Prepared:
 def many_taps(query: Query) -> Iterator[Strip]:
     """Tiles of `tall_input_kernel`, where the taps do not fit the registers of other strips."""
     geo = query.geo
-    if geo.kernel[0] > 1 or geo.phases > 1 or max(geo.dilation) > 1 or geo.kernel[1] < 2 or any(tiles(query)):
+    if not planes_apart(geo) or geo.phases > 1 or max(geo.dilation) > 1 or geo.kernel[1] < 2 or any(tiles(query)):
         return
     columns = min(range(4, 9), key=lambda u: (-(-geo.x[2] // u) * u * (1 + geo.kernel[2] / (8.0 * u)), -u))
     yield from (Strip(width, 1, 32, UNROLL=4) for width in dict.fromkeys((columns, 4, 8, 14)))

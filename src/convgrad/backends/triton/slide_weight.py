@@ -15,6 +15,7 @@ from .slide import (
     place_of,
     read_taps,
     rows_reached,
+    steps_of,
     store_row,
     strip_layout,
     tap_between,
@@ -101,8 +102,8 @@ def slide_weight_kernel(
 
     Step e loads row e of dy and the rows e*stride - pad + (0..stride-1) of x, where pad is that of the first line.
     """
-    y_n, y_0, y_1 = yn.to(gl.int64) * YALIGN, y0.to(gl.int64) * YALIGN, y1.to(gl.int64) * YALIGN
-    x_n, x_0, x_1 = xn.to(gl.int64) * XALIGN, x0.to(gl.int64) * XALIGN, x1.to(gl.int64) * XALIGN
+    y_n, y_0, y_1 = steps_of((yn, y0, y1), YALIGN)
+    x_n, x_0, x_1 = steps_of((xn, x0, x1), XALIGN)
     LAYOUT: gl.constexpr = strip_layout(V, BC, WARPS)
     WIDTH: gl.constexpr = (U - 1) * T2 + (K2 - 1) * D2 + 1
     REACH: gl.constexpr = rows_reached(LINES, T1)
@@ -237,18 +238,21 @@ def weigh_window(sums, window, inputs, FIRST: gl.constexpr, U: gl.constexpr, WID
 
 @gluon.jit
 def slide_both_kernel(
-        dy, x, weight, dx, partial, N, Q1, X1, strips, segments, steps, turns, tiles, run, channel_tiles,
-        yn, y1, xn, x1, rn, r1, w_c, w_1,
+        dy, x, weight, dx, partial, N, planes, Q1, X1, strips, segments, steps, turns, tiles, run, channel_tiles,
+        yn, y0, y1, xn, x0, x1, rn, r0, r1, w_c, w_1,
         YALIGN: gl.constexpr, XALIGN: gl.constexpr, RALIGN: gl.constexpr, C: gl.constexpr, Q2: gl.constexpr,
         X2: gl.constexpr, Y2: gl.constexpr, XS2: gl.constexpr, R2: gl.constexpr, W2: gl.constexpr,
         K1: gl.constexpr, K2: gl.constexpr, T1: gl.constexpr, T2: gl.constexpr, D1: gl.constexpr, D2: gl.constexpr,
         P1: gl.constexpr, P2: gl.constexpr, BIAS: gl.constexpr, SHARED: gl.constexpr, U: gl.constexpr,
         V: gl.constexpr, UNROLL: gl.constexpr, AHEAD: gl.constexpr, S: gl.constexpr, BC: gl.constexpr,
         WARPS: gl.constexpr):
-    """dx, dw and db from one read of dy and x: a strip of x and dx, and the windows of dy that reach it."""
-    y_n, y_1 = yn.to(gl.int64) * YALIGN, y1.to(gl.int64) * YALIGN
-    x_n, x_1 = xn.to(gl.int64) * XALIGN, x1.to(gl.int64) * XALIGN
-    r_n, r_1 = rn.to(gl.int64) * RALIGN, r1.to(gl.int64) * RALIGN
+    """dx, dw and db from one read of dy and x: a strip of x and dx, and the windows of dy that reach it.
+
+    Axis 0 has one tap, which links each of the `planes` of x with the same plane of dy.
+    """
+    y_n, y_0, y_1 = steps_of((yn, y0, y1), YALIGN)
+    x_n, x_0, x_1 = steps_of((xn, x0, x1), XALIGN)
+    r_n, r_0, r_1 = steps_of((rn, r0, r1), RALIGN)
     LAYOUT: gl.constexpr = strip_layout(V, BC, WARPS)
     WIDTH: gl.constexpr = window_width(U, T2, D2, P2, K2)
     LOW: gl.constexpr = window_low(U, T2, D2, P2, K2)
@@ -269,16 +273,16 @@ def slide_both_kernel(
     acc = (zero,) * (K1 * K2)
     bias = zero
     for tile in range(begin, end):
-        n, plane, segment, residue, strip = place_of(tile, strips, segments, 1, D1, False, S, LAYOUT)
+        n, plane, segment, residue, strip = place_of(tile, strips, segments, planes, D1, False, S, LAYOUT)
         there = (n < N) & (c < C)
         step = segment * steps
         last = step + steps
         o = FIRST + residue + step * D1
         i = T1 * FIRST - P1 + residue + step * (T1 * D1)
         column = strip * (U // T2) + LOW
-        y_at = dy + (n.to(gl.int64) * y_n + o.to(gl.int64) * y_1 + column * Y2) + c
-        x_at = x + (n.to(gl.int64) * x_n + i.to(gl.int64) * x_1 + strip * (U * XS2)) + c
-        r_at = dx + (n.to(gl.int64) * r_n + i.to(gl.int64) * r_1 + strip * (U * R2)) + c
+        y_at = dy + (n.to(gl.int64) * y_n + plane.to(gl.int64) * y_0 + o.to(gl.int64) * y_1 + column * Y2) + c
+        x_at = x + (n.to(gl.int64) * x_n + plane.to(gl.int64) * x_0 + i.to(gl.int64) * x_1 + strip * (U * XS2)) + c
+        r_at = dx + (n.to(gl.int64) * r_n + plane.to(gl.int64) * r_0 + i.to(gl.int64) * r_1 + strip * (U * R2)) + c
         ring = ()  # rows of dy, the oldest first
         for m in gl.static_range(REACH - 1):
             row = as_sums(load_row(y_at - (REACH - 1 - m) * D1 * y_1, column,
@@ -334,15 +338,15 @@ def slide_both_kernel(
         suspect += acc[e] * 0.0
     if bad_taps != 0:
         for tile in range(begin, end):
-            n, plane, segment, residue, strip = place_of(tile, strips, segments, 1, D1, False, S, LAYOUT)
+            n, plane, segment, residue, strip = place_of(tile, strips, segments, planes, D1, False, S, LAYOUT)
             masked_input(dy, w_at, dx, (n < N) & (c < C), n, plane,
-                         T1 * FIRST - P1 + residue + segment * steps * (T1 * D1), strip, c, steps * T1, 1, Q1, X1,
-                         (y_n, 0, y_1), (r_n, 0, r_1), 0, w_1, Q2, X2, Y2, R2, W2, (1, K1, K2), (1, T1, T2),
+                         T1 * FIRST - P1 + residue + segment * steps * (T1 * D1), strip, c, steps * T1, planes, Q1,
+                         X1, (y_n, y_0, y_1), (r_n, r_0, r_1), 0, w_1, Q2, X2, Y2, R2, W2, (1, K1, K2), (1, T1, T2),
                          (1, D1, D2), (0, P1, P2), U, zero)
     if any_of(suspect != suspect) != 0:
-        masked_weight(dy, x, out, K1 * K2, (c, c_out), 0, begin, end, strips, segments, steps, 1, (N, Q1, 1, X1),
-                      (y_n, 0, y_1), (x_n, 0, x_1), zero, T1 * FIRST - P1, P1, True, Q2, X2, Y2, XS2, C, (1, K1, K2),
-                      (1, T1, T2), (1, D1, D2), (0, P1, P2), False, U, S, LAYOUT)
+        masked_weight(dy, x, out, K1 * K2, (c, c_out), 0, begin, end, strips, segments, steps, planes,
+                      (N, Q1, planes, X1), (y_n, y_0, y_1), (x_n, x_0, x_1), zero, T1 * FIRST - P1, P1, True, Q2, X2,
+                      Y2, XS2, C, (1, K1, K2), (1, T1, T2), (1, D1, D2), (0, P1, P2), False, U, S, LAYOUT)
     elif SHARED > 0:
         store_sums(out, acc, c_tile, K1 * K2, C, K1 * K2, S, BC, WARPS)
     else:

@@ -112,7 +112,7 @@ def work(kind: str, geo: Geometry, strip: Strip) -> Work:
         moved = (reach - 1) * width * v if reach > strip.UNROLL else 0
         per_step = 2 * k1 * k2 * u * v / t2 + loads * (2.0 + convert) + t1 * u * (1.5 + v / 2) + moved + 20
         before = 80 + (reach - 1) * width * (3 + v)
-        strips = geo.batch * d1 * -(-geo.x[2] // u)
+        strips = geo.batch * geo.x[0] * d1 * -(-geo.x[2] // u)
         loaded = loads * v
     inputs, outputs = geo.batch * geo.groups * math.prod(geo.x), geo.batch * geo.groups * math.prod(geo.y)
     # planes that are read again for every tap of axis 0, mostly from the cache
@@ -172,6 +172,11 @@ def slides_along_last(geo: Geometry) -> bool:
     return geo.kernel[1] == 1 and geo.kernel[2] > 1
 
 
+def planes_apart(geo: Geometry) -> bool:
+    """Whether axis 0 links each plane of x with the same plane of dy only: one tap, no stride, no padding."""
+    return geo.kernel[0] == geo.stride[0] == 1 and geo.pad[0] == 0 and geo.x[0] == geo.y[0]
+
+
 def channel_tiles(channels: int) -> Iterator[int]:
     """Widths of a tile that waste less than an eighth of the channels."""
     for width in (128, 64, 32, 16):
@@ -179,21 +184,30 @@ def channel_tiles(channels: int) -> Iterator[int]:
             yield width
 
 
+def even_widths(extent: int, multiple: int) -> list[int]:
+    """Widths, multiples of a number and no wider than a strip gets, that cut an extent into parts of about one size."""
+    units = -(-extent // multiple)
+    return [count * multiple for count in range(1, 2 * MOST_STRIP // multiple + 1)
+            if -(-units // -(-units // count)) == count]
+
+
 def worth_trying(kind: str, geo: Geometry, shared: int, gpu: Gpu) -> Iterator[Strip]:
     """Strips whose registers fit; `shared` is the most that may go through shared memory."""
     turn = slides_along_last(geo)
     if turn:
         geo = turned(geo)
-    if geo.stride[0] > 1 or (geo.stride[1] > 1 and geo.dilation[1] > 1) or (kind == "both" and geo.kernel[0] > 1):
+    if geo.stride[0] > 1 or (geo.stride[1] > 1 and geo.dilation[1] > 1) or (kind == "both" and not planes_apart(geo)):
+        return
+    if geo.kernel[2] > MOST_REGISTERS:  # a line of taps, or its sums, is in registers
         return
     extent = geo.y[2] if kind == "weight" else geo.x[2]
     multiple = 1 if kind == "weight" else geo.stride[2]
-    widths = sorted({math.ceil(extent / (parts * multiple)) * multiple for parts in range(1, extent + 1)})
+    widths = even_widths(extent, multiple)
     rows = geo.y[1] if kind == "weight" else geo.x[1]
     reach = -(-geo.kernel[1] // geo.stride[1])
     taps = math.prod(geo.kernel[1:] if kind == "weight" else geo.kernel)
     for u in widths:
-        if u > 2 * MOST_STRIP or (u > 1 and u * 8 < min(extent, MOST_STRIP) * 1):
+        if u > 1 and u * 8 < min(extent, MOST_STRIP):
             continue
         for v in (1, 2, 4):
             if geo.groups % v:
@@ -228,7 +242,8 @@ def worth_trying(kind: str, geo: Geometry, shared: int, gpu: Gpu) -> Iterator[St
                         if work(kind, geo, strip).registers <= MOST_REGISTERS:
                             yield strip
                     elif kind == "weight" and unroll == 1:
-                        for groups in range(2, geo.kernel[1] + 1):
+                        for lines in range(min(geo.kernel[1], MOST_REGISTERS // (geo.kernel[2] * v)), 0, -1):
+                            groups = max(2, -(-geo.kernel[1] // lines))
                             strip = replace(strip, LINES=-(-geo.kernel[1] // groups))
                             if work(kind, geo, strip).registers <= MOST_REGISTERS:
                                 yield strip

@@ -216,8 +216,7 @@ class Bench:
 
     def time(self, choice: Entry | None) -> float | None:
         """Median milliseconds of a choice; None where it cannot run or is wrong."""
-        from triton.runtime.errors import OutOfResources
-
+        from ..._native import OutOfResources
         from .ahead import plans_of
 
         try:
