@@ -351,7 +351,7 @@ def seconds(query: Query, tile: DepthwiseTile) -> float:
     """The bytes, or the products one after the other."""
     gpu = query.gpu
     return gpu.launch_s + max(query.problem.min_bytes / (MEMORY_SHARE * gpu.memory_bytes_per_s),
-                              query.problem.flops / (PRODUCTS * gpu.tensor_flops))
+                              query.geo.flops / (PRODUCTS * gpu.tensor_flops))
 
 
 def candidates(query: Query) -> Iterator[DepthwiseTile]:

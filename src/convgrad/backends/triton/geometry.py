@@ -42,6 +42,11 @@ class Geometry:
         return math.prod(self.kernel)
 
     @property
+    def flops(self) -> float:
+        """Of one result, those of padding too."""
+        return 2.0 * self.groups * self.group_out * self.group_in * self.taps * self.pixels
+
+    @property
     def depthwise(self) -> bool:
         return self.groups > 1 and self.group_in == self.group_out == 1
 

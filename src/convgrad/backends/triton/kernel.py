@@ -165,7 +165,8 @@ def fastest(query: Query, kernels: tuple[Kernel, ...], entry: Entry | None, sour
     for place, (_, seconds, _, kernel, tile) in enumerate(found):
         prepared = kernel.build(query, tile)
         if query.max_workspace is None or prepared.workspace_bytes <= query.max_workspace:
-            slower = {other[3].name: f"{1e6 * other[1]:.0f} us expected" for other in found[place + 1:]}
+            slower = {other.name: "serves where no other does" if other.fallback else f"{1e6 * time:.0f} us expected"
+                      for _, time, _, other, _ in found[place + 1:]}
             return Choice(query, kernel, tile, seconds, prepared, source, {**reasons, **slower})
         reasons[kernel.name] = f"needs {prepared.workspace_bytes} bytes of workspace"
     return None

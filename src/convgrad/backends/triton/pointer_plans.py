@@ -41,13 +41,13 @@ FEW_CHANNELS = 3  # how much slower float32 is with few channels or groups
 def seconds(query: Query, tile: Any = None) -> float:
     """Expected, roughly: all tiles of these kernels are about as fast."""
     problem, geo, gpu = query.problem, query.geo, query.gpu
-    flops, share = 2.0 * geo.groups * geo.group_out * geo.group_in * geo.taps * geo.pixels, PRODUCTS
+    share = PRODUCTS
     if problem.wrt == "weight" and problem.dtype == "float32":
         narrow = geo.groups > 1 or min(geo.group_in, geo.group_out) < 16
         share = FLOAT32_WEIGHT_PRODUCTS / (FEW_CHANNELS if narrow else 1)
     elif problem.wrt == "weight" and problem.dtype in ("float8_e4m3fn", "float8_e5m2") and query.channels_last():
         share = FP8_WEIGHT_PRODUCTS
-    return gpu.launch_s + flops / (share * gpu.tensor_flops)
+    return gpu.launch_s + geo.flops / (share * gpu.tensor_flops)
 
 
 def gather_launch(geo: Geometry, tile: GatherTile, is_input: bool, numbers: dict[str, Any], source: Any, weight: Any,

@@ -128,6 +128,8 @@ def weight_plan(query: Query, strip: Strip) -> Prepared:
         if dilation == 1:
             last = min(last, -(-(geo.x[1] + low) // stride))
         steps_all = max(steps_all, last - first, geo.y[1] - first if bias else 0)
+        if low < 0:  # further lines meet no more rows
+            break
     steps = -(-steps_all // strip.segments)
     segments = -(-steps_all // steps)
     turns = -(-steps // strip.UNROLL)
@@ -289,7 +291,7 @@ def many_taps(query: Query) -> Iterator[Strip]:
 
 
 def tall_seconds(query: Query, strip: Strip) -> float:
-    return query.gpu.launch_s + query.problem.flops / (TALL_SHARE * query.gpu.tensor_flops)
+    return query.gpu.launch_s + query.geo.flops / (TALL_SHARE * query.gpu.tensor_flops)
 
 
 def kind_of_strip(query: Query, strip: Strip) -> tuple[int, ...]:
