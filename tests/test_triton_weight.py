@@ -233,23 +233,20 @@ def test_fp8_in_pieces_of_rows_and_images(text: str, share: float, monkeypatch: 
     """Pieces of a share of an image, or of two; the plain kernels stand for those that sum lines."""
     from convgrad.backends.triton import copied_plans, decoded_plans
     from convgrad.backends.triton.gpu import H200, Planning
-    from convgrad.backends.triton.kernel import choose
 
     runs = []
 
     def plain(query: Any, part: Problem, room: int) -> Any:
-        if part.conv == query.problem.conv:  # not at once
-            return None
-        twin = replace(copied_plans.without_copies(query, part, room), kernels=query.kernels)
-        found = choose(twin, {"kernel": "plain"})
-        prepared = found.prepared
-        return copied_plans.Inner(replace(prepared, run=lambda *given: (runs.append(part), prepared.run(*given))), 0.0)
+        runs.append(part)
+        whole = part.conv == query.problem.conv
+        served = tuple(kernel for kernel in query.kernels if kernel.fallback and not whole)
+        return replace(copied_plans.without_copies(query, part, room), kernels=served)
 
     problem = Problem.parse(f"weight_grad e4m3>bf16 {text}")
     image = 2 * sum(math.prod(problem.shape_of_operand(name)[1:]) for name in problem.operands)
     monkeypatch.setattr(decoded_plans, "FOR_COPIES", share * image / 2**26)
     monkeypatch.setattr(decoded_plans, "pointer_seconds", lambda query: math.inf)
-    monkeypatch.setattr(decoded_plans, "decoded", plain)
+    monkeypatch.setattr(decoded_plans, "without_copies", plain)
     monkeypatch.setattr(decoded_plans, "channels_last", lambda tensor: True)  # the interpreter needs no alignment
     monkeypatch.setattr(Planning, "gpu", H200)
     monkeypatch.setenv("CONVGRAD_GPU_WITHOUT", "lines,wide,groups,copied")
@@ -287,21 +284,22 @@ def test_lines_are_chosen(text: str) -> None:
     assert make_plan(Problem.parse(f"weight_grad bf16 {text} cuda"), None).kernel.startswith("lines")
 
 
-def test_copies_of_ragged_channels_keep_within_the_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    from convgrad.backends.triton import line_plans, ways
-    from convgrad.backends.triton.geometry import geometry
+def test_copies_of_ragged_channels_keep_within_the_workspace() -> None:
+    from convgrad.backends.triton import line_plans
+    from convgrad.backends.triton.gpu import H200
+    from convgrad.backends.triton.kernel import best_tile
+    from convgrad.backends.triton.registry import query_of
 
-    monkeypatch.setattr(line_plans, "INTERPRETED", False)
     problem = Problem.parse("weight_grad bf16 n64 c150 k152 i1000 w7 p384:0 d64 NLC OLI cuda")
-    geo = geometry(problem.conv)
     copy = 2 * 64 * 1000 * 152  # of x alone
     for limit in (None, 2 * copy, copy):
-        way = ways.by_lines(problem, geo, limit, None)
-        assert way is not None and copy <= way.workspace_bytes <= (limit or 64 << 20)
-    assert ways.by_lines(problem, geo, copy - 1, None) is None
+        query = query_of(problem, limit, H200)
+        tile, _ = best_tile(line_plans.KERNEL, query, None)
+        assert copy <= line_plans.build(query, tile).workspace_bytes <= (limit or 64 << 20)
+    assert not list(line_plans.tiles(query_of(problem, copy - 1, H200)))
 
 
-def test_turned_tiles_are_for_results_with_neighbouring_output_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turned_tiles_are_for_results_with_neighbouring_output_channels() -> None:
     from convgrad.backends.triton import line_plans
     from convgrad.backends.triton.gpu import H200
     from convgrad.backends.triton.kernel import best_tile
