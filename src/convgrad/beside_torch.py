@@ -25,8 +25,8 @@ def why_torch(problem: Problem, kernel: str, threads: int) -> str | None:
     if problem.wrt == "weight" and kernel.startswith("few_weight") and conv.axes == 3 and least >= 32 \
             and row <= SMALL_ROW:
         return f"faster in torch: f32 weight gradient of {least} channels or more over rows of {row} pixels in volumes"
-    if problem.wrt != "input" or set(conv.stride) != {1}:
-        return None
+    if problem.wrt != "input" or set(conv.stride) != {1} or not problem.layout.startswith("NC"):
+        return None  # with channels last ours is as fast or faster
     if taps >= 9 and row <= SHORT_ROW and kernel.startswith("gemm"):
         return f"faster in torch: f32 input gradient of {taps} taps with rows of {row} pixels, {SHORT_ROW} or fewer"
     if conv.axes == 1 and 1 < taps < 9 and row >= LONG_ROW and least < 128:

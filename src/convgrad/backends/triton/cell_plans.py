@@ -209,7 +209,7 @@ def accepts(query: Query) -> str | None:
         return "channels are not neighbours in memory"
     steps = [step for axis, (step, extent) in enumerate(zip(dy.stride(), dy.shape))
              if axis not in (1, dy.dim() - 1) and extent > 1]
-    if dy.data_ptr() % 16 or any(step % 8 for step in steps) or all(extent == 1 for extent in dy.shape):
+    if dy.data_ptr() % 16 or any(step % 8 or step <= 0 for step in steps) or all(extent == 1 for extent in dy.shape):
         return "rows of dy do not begin at multiples of 16 bytes"
     return None
 
@@ -219,7 +219,7 @@ def lies(tile: CellTile, query: Query) -> bool:
     dy = query.operands[0]
     if dy.shape[-1] == 1:
         return True
-    return (tile.fold == 1 or dy.stride(-1) == dy.shape[1]) and dy.stride(-1) * tile.fold % 8 == 0
+    return (tile.fold == 1 or dy.stride(-1) == dy.shape[1]) and dy.stride(-1) * tile.fold % 8 == 0 < dy.stride(-1)
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ...problem import Plan, Problem, Unsupported
+from .fallback import run_first_compiled
 from .flat import flat_view, flattened
 from .kernel import Choice, Query, choose
 from .numbers_on_device import on_tensors
 from .prepared import prepared_plan
-from .registry import query_of
+from .registry import KERNELS, query_of
 from .replay import Run
 from .tuning import SEPARATE, Entry, entry_of
 
@@ -41,17 +44,32 @@ class Made:
         self.flat = flattened(problem)
         query = query_of(problem, max_workspace)
         first = self.prepare(query)
-        self.prepared = {lie_of(query.operands, query.results): first}
+        self.prepared = {(lie_of(query.operands, query.results), KERNELS): first}
         self.name, self.workspace_bytes, self.notes = first.name, first.workspace_bytes, first.notes
 
     def run(self, operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        run_first_compiled(self.problem, self.suited(operands, results, workspace), (*operands, *results))
+
+    def suited(self, operands: tuple[Any, ...], results: tuple[Any, ...],
+               workspace: Any) -> Iterator[tuple[str, Callable[[], None]]]:
+        """What serves tensors that lie so, the fastest first; the last compiles anywhere."""
         key = lie_of(operands, results)
-        if key not in self.prepared:
-            query = replace(query_of(self.problem, self.max_workspace), operands=operands, results=results)
-            self.prepared[key] = self.prepare(query)
-        found = self.prepared[key]
-        # tensors that lie otherwise may need more memory than the plan says: then it is their own
-        found.run(operands, results, workspace if found.workspace_bytes <= self.workspace_bytes else None)
+        kernels = KERNELS
+        while True:
+            if (key, kernels) not in self.prepared:
+                query = replace(query_of(self.problem, self.max_workspace), operands=operands, results=results,
+                                kernels=kernels)
+                try:
+                    self.prepared[key, kernels] = self.prepare(query)
+                except Unsupported:  # a plan of several results is for these tensors one after the other
+                    self.prepared[key, kernels] = apart(query)
+            found = self.prepared[key, kernels]
+            # tensors that lie otherwise may need more memory than the plan says: then it is their own
+            memory = workspace if found.workspace_bytes <= self.workspace_bytes else None
+            yield found.name, partial(found.run, operands, results, memory)
+            kernels = tuple(kernel for kernel in kernels if kernel.fallback or kernel.name not in found.kernels)
+            if all(kernel.fallback for kernel in kernels) or not found.kernels:
+                return
 
     def prepare(self, query: Query) -> Chosen:
         """What runs for tensors that lie so."""
@@ -74,6 +92,7 @@ class Chosen:
     run: Run
     workspace_bytes: int
     notes: tuple[str, ...]
+    kernels: frozenset[str]  # that run, of those that may not compile everywhere
 
 
 def chosen(query: Query, entry: Entry | None) -> Chosen:
@@ -94,7 +113,7 @@ def chosen(query: Query, entry: Entry | None) -> Chosen:
 
 def as_chosen(choice: Choice) -> Chosen:
     prepared = choice.prepared
-    return Chosen(prepared.name, prepared.run, prepared.workspace_bytes, notes_of(choice))
+    return Chosen(prepared.name, prepared.run, prepared.workspace_bytes, notes_of(choice), special(choice))
 
 
 def notes_of(choice: Choice) -> tuple[str, ...]:
@@ -139,7 +158,29 @@ def weight_and_bias(query: Query, entry: Entry | None) -> Chosen:
     size = 0 if choice is None else choice.prepared.workspace_bytes + choice.prepared.bias_bytes
     if choice is None or not choice.prepared.bias_bytes or size > query.limit:
         raise Unsupported("weight and bias gradient at once: one kernel each is used")
-    return Chosen(f"{choice.prepared.name}_bias", choice.prepared.run, size, notes_of(choice))
+    return Chosen(f"{choice.prepared.name}_bias", choice.prepared.run, size, notes_of(choice),
+                  special(choice))
+
+
+def special(*choices: Choice) -> frozenset[str]:
+    return frozenset(choice.kernel.name for choice in choices if not choice.kernel.fallback)
+
+
+def apart(query: Query) -> Chosen:
+    """Each result by a kernel of its own."""
+    problem = query.problem
+    parts = [part_of(query, (result,)) for result in problem.results]
+    choices = [choice for choice in map(choose, parts) if choice is not None]
+    if len(choices) < len(parts):
+        raise Unsupported(f"{problem}: no kernel fits")
+    picks = [[problem.operands.index(name) for name in part.problem.operands] for part in parts]
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        for choice, pick, result in zip(choices, picks, results):
+            choice.prepared.run(tuple(operands[place] for place in pick), (result,), workspace)
+
+    return Chosen(" + ".join(choice.prepared.name for choice in choices), run,
+                  max(choice.prepared.workspace_bytes for choice in choices), (), special(*choices))
 
 
 def flat_query(query: Query, problem: Problem) -> Query | None:

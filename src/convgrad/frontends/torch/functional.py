@@ -15,13 +15,14 @@ from torch.nn.functional import pad
 
 from . import batching as _batching
 from . import derivatives as _derivatives
+from . import prepared as _prepared
 from . import rules as _rules
 from .arguments import check_rank, check_tensor, ints, pads
 from .geometry import Geometry
 from .operators import ops
 from .tensors import FORMATS
 
-REGISTERED = (_derivatives, _batching, _rules)  # importing them completes the operators
+REGISTERED = (_derivatives, _batching, _rules, _prepared)  # importing them completes the operators
 
 
 def conv(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: Any = 1, padding: Any = 0,

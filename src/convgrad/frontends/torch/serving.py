@@ -74,6 +74,8 @@ class Desk:
             asked = aten_backward.question(call)
         except Unsupported as error:
             return self.by_torch, row_of(call.text(), "torch", str(error)).tally
+        if asked.device == "cpu" and aten_backward.in_one_format(call) is not call:
+            return self.laid_out, new_tally()
         try:
             halves = asked.halves() if asked.device == "cpu" else []  # on GPUs ours serves all
             verdicts = [why_served_by_torch(half) for half in halves]
@@ -87,7 +89,7 @@ class Desk:
         backends = "+".join(dict.fromkeys(part.plan.backend for part in parts))
         tally = row_of(str(asked), backends, " + ".join(part.plan.kernel for part in parts)).tally
         if backends == "native":
-            return aten_backward.prepared_on_cpu(call, parts), tally
+            return aten_backward.prepared_on_cpu(call, parts, aten_backward.result_format(call)), tally
         prepared = prepared_on_cuda(call, asked) if call.input.is_cuda else None
         return prepared or aten_backward.through_api, tally
 
@@ -95,6 +97,10 @@ class Desk:
         """The gradient of the input, and those of weight and bias, each by who is faster."""
         *rest, (dx, dw, db) = arguments
         return (self.again(keys, *rest, [dx, False, False])[0], *self.again(keys, *rest, [False, dw, db])[1:])
+
+    def laid_out(self, keys: Any, *arguments: Any) -> Any:
+        """A dy that lies in another memory format than the input is copied first, as torch does."""
+        return self.again(keys, *aten_backward.in_one_format(BackwardCall(*arguments)))
 
     def made_plain(self, keys: Any, *arguments: Any) -> Any:
         """Tensors of a subclass that has left its operations to torch: the numbers in them are what counts."""

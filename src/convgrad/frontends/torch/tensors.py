@@ -80,16 +80,15 @@ def execute(run: Callable[..., Any], operands: tuple[Any, ...], targets: tuple[A
 
 
 def recorded(arrays: dict[str, Any]) -> bool:
-    """Whether autograd, torch.func, a subclass of tensors or a tracer wants to know what is computed."""
+    """Whether autograd, torch.func, a subclass or a tracer wants to know; negative views are resolved on the way."""
     if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
         return True
-    if not any([array.requires_grad or type(array) not in PLAIN_TYPES for array in arrays.values()]) and \
-            forward_ad._current_level < 0:
+    plain = not any([type(array) not in PLAIN_TYPES or array.is_neg() for array in arrays.values()])
+    if plain and forward_ad._current_level < 0 and not any([array.requires_grad for array in arrays.values()]):
         return False
     if torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality):
         return False  # inside an operator, below all of them
-    return forward_ad._current_level >= 0 or torch.is_grad_enabled() or \
-        any([type(array) not in PLAIN_TYPES for array in arrays.values()])
+    return not plain or forward_ad._current_level >= 0 or torch.is_grad_enabled()
 
 
 def record(asked: Recorded, arrays: dict[str, Any]) -> Sequence[Any]:
