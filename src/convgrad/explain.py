@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .beside_torch import why_torch
+from .machine import cores
 from .plan import plan
 from .problem import Conv, Plan, Problem
 
@@ -16,6 +18,7 @@ class Explanation:
 
     plan: Plan
     sketch: str
+    threads: int
 
     def __str__(self) -> str:
         chosen, problem = self.plan, self.plan.problem
@@ -29,6 +32,9 @@ class Explanation:
         ]
         lines += [f"note       {note}" for note in chosen.notes]
         lines += [f"refused    {who}: {why}" for who, why in chosen.refusals]
+        if problem.device == "cpu" and chosen.backend == "native":
+            why = why_torch(problem, chosen.kernel, self.threads)
+            lines.append(f"install()  served by {'torch, ' + why if why else 'convgrad'}")
         return "\n".join([*lines, "", self.sketch])
 
 
@@ -52,7 +58,7 @@ def explain(problem: Problem | str, *, backend: str | None = None, max_workspace
     conv = chosen.problem.conv
     if not -conv.axes <= axis < conv.axes:
         raise ValueError(f"axis={axis} is not one of the {conv.axes} spatial axes (0 to {conv.axes - 1}, or negative)")
-    return Explanation(chosen, sketch_axis(conv, axis % conv.axes))
+    return Explanation(chosen, sketch_axis(conv, axis % conv.axes), num_threads or cores())
 
 
 def sketch_axis(conv: Conv, axis: int) -> str:

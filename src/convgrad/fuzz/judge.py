@@ -34,7 +34,7 @@ class Outcome:
     verdict: str
     detail: str = ""
     families: tuple[str, ...] = ()  # of the plan's kernels
-    lost: bool = False  # this process cannot go on: its GPU is in an unknown state
+    lost: bool = False  # this process must not go on: its GPU is in an unknown state, or its memory has grown
 
     @property
     def failed(self) -> bool:
@@ -68,7 +68,7 @@ def judged(case: Case, backend: str, plan_only: bool = False) -> Outcome:
     except Exception as error:  # of any kind: it is what we look for
         verdict = next((name for kind, name in VERDICTS.items() if isinstance(error, kind)), "error")
         words = str(error) if verdict != "error" else f"{type(error).__name__}: {error}"
-        lost = "CUDA" in words or "cuda" in words or "device-side" in words
+        lost = verdict == "plan" or any(sign in words for sign in ("CUDA", "cuda", "device-side"))
         return Outcome(verdict, words[:2000], families_of(chosen.kernel) if chosen else (), lost)
 
 

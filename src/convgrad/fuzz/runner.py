@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections import Counter
@@ -26,44 +27,38 @@ class Failed:
 
 @dataclass
 class Search:
-    """Runs cases until their count, the time, or the number of different failures is reached."""
+    """Runs cases until their count, the time, or the number of kinds of failures is reached."""
 
     generator: Generator
     workers: Workers
     count: int | None = None
     seconds: float | None = None
     most_failures: int = 5
-    shrink_seconds: float = 60.0
-    say: Callable[[str], None] = lambda text: None
+    shrink_seconds: float = 20.0  # for all of them
+    say: Callable[[str], None] = lambda text: None  # the state, often
+    tell: Callable[[str], None] = lambda text: None  # a new kind of failure, at once
     verdicts: Counter[str] = field(default_factory=Counter)
     sorts: Counter[str] = field(default_factory=Counter)
     families: Counter[str] = field(default_factory=Counter)
-    failures: dict[tuple[str, ...], Failed] = field(default_factory=dict)
-    found: list[tuple[tuple[str, ...], Case, Outcome]] = field(default_factory=list)  # not yet shrunk
-    given: int = 0
+    found: dict[tuple[str, ...], tuple[Case, Outcome]] = field(default_factory=dict)  # the first of every kind
+    spent: float = 0.0  # seconds of the search
 
-    def run(self) -> None:
+    def run(self) -> list[Failed]:
+        """Search; then make one failure of every kind small."""
         began = time.monotonic()
-        self.end = began + self.seconds if self.seconds is not None else float("inf")
-        while not self.over():
-            for answer in self.workers.judge(self.cases()):
-                if answer is not None:
-                    self.note(*answer)
-                self.say(f"{sum(self.verdicts.values()):,} problems, {self.failed:,} failed")
-            for kind, case, outcome in self.found:
-                self.failures[kind] = self.smallest(case, outcome)
-            self.found.clear()
+        end = began + self.seconds if self.seconds is not None else float("inf")
+        for answer in self.workers.judge(self.cases(end), end):
+            if answer is not None:
+                self.note(*answer)
+            self.say(f"{sum(self.verdicts.values()):,} problems, {self.failed:,} failed")
         self.spent = time.monotonic() - began
+        return [self.smallest(case, outcome) for case, outcome in self.found.values()]
 
-    def over(self) -> bool:
-        return (time.monotonic() > self.end or (self.count is not None and self.given >= self.count)
-                or len(self.failures) >= self.most_failures)
-
-    def cases(self) -> Iterator[tuple[str, Case]]:
-        """The next cases; they end for a while when a new failure waits to be shrunk."""
-        while not self.over() and not self.found:
-            self.given += 1
-            yield self.generator.case(self.given - 1)
+    def cases(self, end: float) -> Iterator[tuple[str, Case]]:
+        for index in itertools.count() if self.count is None else range(self.count):
+            if time.monotonic() > end or len(self.found) >= self.most_failures:
+                return
+            yield self.generator.case(index)
 
     @property
     def failed(self) -> int:
@@ -74,14 +69,17 @@ class Search:
         self.sorts[sort] += 1
         self.families.update(outcome.families)
         kind = kind_of(outcome)
-        if outcome.failed and kind not in self.failures and kind not in [known for known, _, _ in self.found]:
-            self.found.append((kind, case, outcome))
+        if outcome.failed and kind not in self.found:
+            self.found[kind] = case, outcome
+            self.tell(f"{outcome.verdict}: {outcome.detail.strip()[:400]}\n  {case}")
 
     def smallest(self, case: Case, outcome: Outcome) -> Failed:
         last = [outcome]
+        seconds = self.shrink_seconds / len(self.found)
+        end = time.monotonic() + seconds
 
         def first_failing(cases: Sequence[Case]) -> int | None:
-            answers = [answer for answer in self.workers.judge(enumerate(cases)) if answer is not None]
+            answers = [answer for answer in self.workers.judge(enumerate(cases), end) if answer is not None]
             self.say(f"making a failure small: {cases[0].problem}")
             alike = {place: found for place, _, found in answers if found.verdict == outcome.verdict}
             if not alike:
@@ -89,7 +87,7 @@ class Search:
             last[0] = alike[min(alike)]
             return int(min(alike))
 
-        small = shrink(case, first_failing, max(1, len(self.workers.workers)), self.shrink_seconds)
+        small = shrink(case, first_failing, max(1, len(self.workers.workers)), seconds)
         return Failed(case, small, last[0])
 
 
