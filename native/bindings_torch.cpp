@@ -185,7 +185,7 @@ class TorchBackward {
   // Everything that decides what is done, as bytes; false where the tensors are not plain ones.
   bool read_key(const nb::args& arguments, DLTensor (&operands)[3]) {
     key_.clear();
-    add(torch_threads());
+    add(threads_for_torch());
     for (int i = 0; i < 3; ++i) {
       if (!signature_.read(arguments[size_t(i) + 1].ptr(), operands[i])) return false;
       Signature::add(key_, operands[i]);
@@ -226,8 +226,8 @@ void bind_torch(nb::module_& module) {
   nb::class_<PreparedBackward, ServedBackward>(module, "PreparedBackward")
       .def(nb::init<nb::object, nb::object, nb::object>());
   nb::class_<gpu::CudaBackward, ServedBackward>(module, "CudaBackward")
-      .def(nb::init<nb::object, nb::object, nb::object, nb::object>(), nb::arg("calls"), nb::arg("results"),
-           nb::arg("torch"), nb::arg("otherwise"));
+      .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object>(), nb::arg("calls"),
+           nb::arg("results"), nb::arg("torch"), nb::arg("otherwise"), nb::arg("allowed").none() = nb::none());
   nb::class_<gpu::CudaRepeat>(module, "CudaRepeat")
       .def(nb::init<nb::object, nb::object, nb::object, nb::object>(), nb::arg("calls"), nb::arg("results"),
            nb::arg("torch"), nb::arg("tensor_type"))

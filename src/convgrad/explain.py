@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .beside_torch import why_torch
 from .machine import cores
-from .plan import plan
+from .plan import notes_since, plan
 from .problem import Conv, Plan, Problem
 
 SKETCH_WIDTH = 72  # columns; longer axes are cut with an ellipsis
@@ -30,7 +30,7 @@ class Explanation:
             f"workspace  {chosen.workspace_bytes:,} bytes",
             f"work       {problem.flops:,} FLOP, at least {problem.min_bytes:,} bytes ({intensity:.1f} FLOP/byte)",
         ]
-        lines += [f"note       {note}" for note in chosen.notes]
+        lines += [f"note       {note}" for note in (*chosen.notes, *notes_since(chosen))]
         lines += [f"refused    {who}: {why}" for who, why in chosen.refusals]
         if problem.device == "cpu" and chosen.backend == "native":
             why = why_torch(problem, chosen.kernel, self.threads)

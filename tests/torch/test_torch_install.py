@@ -163,6 +163,24 @@ def test_wrong_arguments_get_torchs_error() -> None:
     assert str(before.value) == str(under.value)
 
 
+def test_without_the_c_interface_of_dlpack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch before 2.10: the same gradients through a table in Python and the public functions."""
+    from convgrad.frontends.torch import registration, serving
+
+    for module in (registration, serving):
+        monkeypatch.setattr(module, "has_c_exchange", lambda: False)
+    table = registration.new_table(registration.registration.desk.prepare)
+    assert isinstance(table, registration.PythonTable)
+    monkeypatch.setattr(registration.registration, "kernel", table)
+    for call in (arguments(2), arguments(3, True, stride=2, output_padding=1)):
+        expected = BACKWARD(*call)
+        with convgrad.torch.installed():
+            got = BACKWARD(*call)
+        for one, other in zip(got, expected):
+            assert torch.equal(one, other) and one.stride() == other.stride()
+    assert set(served().values()) == {"native"}
+
+
 def test_installs_nest() -> None:
     call = arguments(2)
     convgrad.torch.install()
@@ -219,6 +237,27 @@ def test_storages_stay_resizable() -> None:
         results = BACKWARD(dy, x, w, *rest)
     for tensor in (dy, x, w, *results):
         tensor.untyped_storage().resize_(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_conv_tbc(dtype: Any) -> None:
+    """16-bit gradients are ours, wide ones torch's; second derivatives go by torch's composition."""
+    x, w, b = (whole(shape, dtype, seed).requires_grad_() for seed, shape in enumerate([(7, 2, 4), (3, 4, 6), (6,)]))
+
+    def gradients() -> list[torch.Tensor]:
+        first = torch.autograd.grad(torch.conv_tbc(x, w, b, 1).sum(), (x, w, b))
+        again = torch.autograd.grad(torch.conv_tbc(x, w, b, 1).square().sum(), (x, w), create_graph=True)
+        return [*first, *torch.autograd.grad(again[0].sum() + again[1].sum(), (x, w))]
+
+    expected = gradients()
+    with convgrad.torch.installed():
+        got = gradients()
+    for one, other in zip(got, expected):
+        torch.testing.assert_close(one, other, rtol=0.02, atol=0.5)
+        assert one.stride() == other.stride()
+    assert all(torch.equal(one, other) for one, other in zip(got[:3], expected[:3]))
+    who = {line.served_by for line in convgrad.torch.report()}
+    assert who == ({"native", "torch"} if dtype == torch.bfloat16 else {"torch"})
 
 
 def test_same_bits_for_any_number_of_threads() -> None:

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from ..machine import backend_state, cores, device_of
+from ..machine import backend_state, cores, device_of, interpreted, planner_state
 from ..plan import BACKENDS
 from .case import Case
 from .generator import Generator
@@ -71,11 +71,8 @@ def case_argument(text: str) -> Case:
 def fuzz(args: argparse.Namespace) -> int:
     if args.isa is not None:
         os.environ["CONVGRAD_ISA"] = args.isa
-    backend = args.backend or ("triton" if has_gpu() else "native")
-    interpreted = backend == "triton" and os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
-    reason = backend_state(backend)
-    if reason is None and backend == "triton" and not (args.plan_only or interpreted or has_gpu()):
-        reason = "there is no GPU (--plan-only needs none)"
+    backend = args.backend or ("native" if interpreted() or backend_state("triton") else "triton")
+    reason = planner_state(backend) if args.plan_only else backend_state(backend)
     if reason is not None:
         print(f"convgrad: {backend} is not available here: {reason}", file=sys.stderr)
         return REFUSED
@@ -84,26 +81,21 @@ def fuzz(args: argparse.Namespace) -> int:
     seed = secrets.randbelow(10**6) if args.seed is None else args.seed
     processes = cores() if args.processes is None else args.processes
     workers = Workers(backend, processes, args.plan_only)
-    search = Search(Generator(backend, seed, args.plan_only, interpreted), workers, args.count,
-                    args.seconds or (None if args.count is not None else 60.0), max(1, args.failures),
-                    args.shrink_seconds, Live(), lambda text: print(text, flush=True))
+    generator = Generator(backend, seed, args.plan_only, backend == "triton" and interpreted())
+    seconds = args.seconds or (None if args.count is not None else 60.0)
+    search = Search(generator, workers, args.count, seconds, max(1, args.failures), args.shrink_seconds, Live(),
+                    lambda text: print(text, flush=True))
     print(f"convgrad fuzz: {backend}, seed {seed}, {processes} processes", flush=True)
     try:
-        failures = search.run()
+        search.run()
+        print(f"\nsorts     {listed(search.sorts)}\nfamilies  {listed(search.families)}", flush=True)
+        failures = search.smallest_failures()
     finally:
         workers.close()
     for failed in failures:
         print(described(failed, backend, args))
-    print(summary(search, backend, seed))
+    print(closing_line(search, backend, seed))
     return WRONG if search.failed else DONE
-
-
-def has_gpu() -> bool:
-    try:
-        from ..frontends.torch import tensors
-    except ImportError:
-        return False
-    return tensors.has_gpu()
 
 
 def repeat(case: Case, backend: str, plan_only: bool) -> int:
@@ -124,14 +116,11 @@ def described(failed: Failed, backend: str, args: argparse.Namespace) -> str:
             f"  repeat it: {command}")
 
 
-def summary(search: Search, backend: str, seed: int) -> str:
-    """What ran, by sort of geometry and by kernel family, and a closing line."""
+def closing_line(search: Search, backend: str, seed: int) -> str:
     total = sum(search.verdicts.values())
-    lines = ["", f"sorts     {listed(search.sorts)}", f"families  {listed(search.families)}"]
     rate = 60 * total / max(1e-9, search.spent)
-    lines.append(f"{backend}: {total:,} problems in {search.spent:.0f} s ({rate:,.0f} a minute, seed {seed}): "
-                 f"{listed(search.verdicts)}")
-    return "\n".join(lines)
+    return (f"{backend}: {total:,} problems in {search.spent:.0f} s ({rate:,.0f} a minute, seed {seed}): "
+            f"{listed(search.verdicts)}")
 
 
 def listed(counts: Counter[str]) -> str:

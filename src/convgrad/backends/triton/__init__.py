@@ -39,3 +39,10 @@ def precompile(wanted: Sequence[tuple[Problem, Any]]) -> tuple[float, list[str]]
     from .compile_pool import precompile as compile_now
 
     return compile_now([Wanted(str(problem), strides) for problem, strides in wanted])
+
+
+def notes_since(problem: Problem) -> tuple[str, ...]:
+    """What happened to plans of a problem since they were made."""
+    from .fallback import failures
+
+    return failures(problem)

@@ -225,7 +225,7 @@ class CellPlan:
         steps = [step for step, extent in zip(dy.stride(), dy.shape) if extent > 1]
         return all(step % 8 == 0 for axis, step in enumerate(dy.stride())
                    if axis not in (1, dy.dim() - 1) and dy.shape[axis] > 1) and (
-            dy.shape[-1] == 1 or dy.stride(-1) * fold % 8 == 0) and len(steps) > 0
+            dy.shape[-1] == 1 or dy.stride(-1) * fold % 8 == 0) and min(steps, default=0) > 0
 
     def write(self, dy: Any, weight: Any, result: Any, workspace: Any) -> None:
         """Spread the weights over the workspace, then sum."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import triton.language as tl
@@ -12,6 +13,7 @@ import triton.language as tl
 from ...problem import DTYPES, Plan, Problem, Unsupported
 from . import band_plans, copied_plans, decoded_plans, depthwise_plans, slide_box_plans, slide_plans, stacked_plans
 from .bias_parts import bias_add_step
+from .fallback import run_first_compiled
 from .flat import flattened, with_flat
 from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
@@ -195,10 +197,9 @@ def with_copies(problem: Problem, geo: Geometry, max_workspace: int | None, choi
 def first_that_takes(problem: Problem, ways: list[Way]) -> Plan:
     """The plan that runs the first way which takes the tensors; the last takes all."""
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        for way in ways:
-            if way.takes(operands, results[0]):
-                way.run(operands, results[0], workspace)
-                return
+        suited = ((way.name, partial(way.run, operands, results[0], workspace)) for way in ways
+                  if way.takes(operands, results[0]))
+        run_first_compiled(problem, suited, (*operands, *results))
 
     notes = [f"tile: {ways[0].note}", *(f"where tensors do not lie as that needs: {way.note}" for way in ways[1:])]
     return Plan(problem, "triton", ways[0].name, on_tensors(problem, run), max(way.workspace_bytes for way in ways),
@@ -217,14 +218,18 @@ def weight_and_bias_plan(problem: Problem, geo: Geometry, max_workspace: int | N
     if not ways[0].bias_bytes or size > workspace_limit(geo, max_workspace):
         raise Unsupported("weight and bias gradient at once: one kernel each is used")
 
-    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+    def run_by(way: Way, operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
         weight_result, bias_result = results
-        way = next(way for way in ways if way.takes(operands, weight_result))
         if way.bias_bytes:
             way.run(operands, weight_result, workspace, bias_result)
         else:
             way.run(operands, weight_result, workspace)
             bias.run(operands[:1], bias_result, workspace)
+
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        suited = ((way.name, partial(run_by, way, operands, results, workspace)) for way in ways
+                  if way.takes(operands, results[0]))
+        run_first_compiled(problem, suited, (*operands, *results))
 
     plan = first_that_takes(alone, ways)
     return noted(plan._replace(problem=problem, kernel=f"{plan.kernel}_bias", run=on_tensors(problem, run),
