@@ -76,18 +76,13 @@ void run_on_torch_team(nb::handle run, nb::handle operands, nb::handle results, 
   run(operands, results, workspace);
 }
 
-// Threads for a call on torch tensors: as many as torch would use, and no more than we have been told to.
-int threads_for_torch() {
-  const int torch = torch_threads();
-  return torch > 0 ? std::min(torch, get_threads()) : get_threads();
-}
-
 }  // namespace
 }  // namespace convgrad
 
 NB_MODULE(_native, module) {
   using namespace convgrad;
   array_type = reinterpret_cast<PyTypeObject*>(nb::module_::import_("numpy").attr("ndarray").inc_ref().ptr());
+  main_thread = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
   byte_type = nb::module_::import_("numpy").attr("dtype")("uint8").release();
   nb::class_<BoundPlan>(module, "Plan")
       .def("run", &BoundPlan::run, nb::arg("operands"), nb::arg("results"), nb::arg("workspace").none() = nb::none())
