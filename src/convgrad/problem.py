@@ -448,3 +448,5 @@ class Plan(NamedTuple):
     # (strides of operands and results, number of the GPU) -> a plan.Prepared for tensors that lie so, or None where a
     # plan has none. Strides are in elements and canonical axis order; on a GPU addresses must be multiples of 16.
     prepared: Callable[..., Any] = lambda strides, device=0: None
+    # A native plan as numbers (native/plan_numbers.h): a compiled program makes the same plan of them without Python.
+    numbers: tuple[int, ...] = ()
