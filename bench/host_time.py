@@ -3,7 +3,8 @@
     python bench/host_time.py
 
 Needs a GPU but for planning. Repeated calls are timed in a loop as in training, twenty between two waits, so that the
-GPU works behind the host. First calls run in a process of their own whose kernel cache is empty.
+GPU works behind the host. First calls and precompilation run in processes of their own whose kernel
+cache is empty.
 """
 
 from __future__ import annotations
@@ -36,6 +37,15 @@ FIRST = ["n64 c64 k64 i56x56 w3x3 p1x1", "n64 c256 k64 i56x56 w1x1", "n64 c64 k2
          "n64 c96 k96 i56x56 w7x7 p3x3 g96", "n64 c256 k256 i28x28 w3x3 p1x1 g32",
          "n64 c384 k384 i14x14 w5x5 p2x2 g384", "n64 c512 k512 i14x14 w3x3 p1x1", "n64 c2048 k512 i7x7 w1x1",
          "n32 c48 k48 i64x64 w3x3 s2x2 p1x1 g48"]
+
+
+RESNET50 = """
+    c3 k64 i224x224 w7x7 s2x2 p3x3, c64 k64 i56x56 w1x1, c64 k64 i56x56 w3x3 p1x1, c64 k256 i56x56 w1x1,
+    c256 k64 i56x56 w1x1, c256 k128 i56x56 w1x1, c128 k128 i56x56 w3x3 s2x2 p1x1, c128 k512 i28x28 w1x1,
+    c256 k512 i56x56 w1x1 s2x2, c512 k128 i28x28 w1x1, c128 k128 i28x28 w3x3 p1x1, c512 k256 i28x28 w1x1,
+    c256 k256 i28x28 w3x3 s2x2 p1x1, c256 k1024 i14x14 w1x1, c512 k1024 i28x28 w1x1 s2x2, c1024 k256 i14x14 w1x1,
+    c256 k256 i14x14 w3x3 p1x1, c1024 k512 i14x14 w1x1, c512 k512 i14x14 w3x3 s2x2 p1x1, c512 k2048 i7x7 w1x1,
+    c1024 k2048 i14x14 w1x1 s2x2, c2048 k512 i7x7 w1x1, c512 k512 i7x7 w3x3 p1x1"""
 
 
 def tensors(input_shape: Sequence[int], weight_shape: Sequence[int], arguments: dict[str, Any], last: bool) -> Any:
@@ -88,9 +98,10 @@ def prepared_microseconds(plan: Any, tensors: Sequence[Any]) -> tuple[float, int
 
 
 def repeated_calls() -> None:
-    """All three gradients through the public function, by the prepared call alone, and through torch."""
+    """All three gradients: the public function, the operator with ours installed, the prepared call alone, torch."""
     import convgrad
     from convgrad.call import prepared_calls
+    from convgrad.torch import installed
 
     for last in (True, False):
         for name, input_shape, weight_shape, arguments in REPEATED:
@@ -101,9 +112,13 @@ def repeated_calls() -> None:
             median, quartile = microseconds(call)
             plan = next(iter(prepared_calls.values())).plan
             bare, steps = prepared_microseconds(plan, (*given, *results))
-            peer, _ = microseconds(partial(torch_backward, *given, arguments))
-            print(f"repeated  {'last ' if last else 'first'} {name:18} {median:6.1f} us ({quartile:.1f})  prepared "
-                  f"{bare:5.1f} us, {steps} steps  torch {peer:6.1f} us  {plan.kernel}")
+            backward = partial(torch_backward, *given, arguments)
+            peer, _ = microseconds(backward)
+            with installed():
+                backward()
+                operator, _ = microseconds(backward)
+            print(f"repeated  {'last ' if last else 'first'} {name:18} {median:6.1f} us ({quartile:.1f})  installed "
+                  f"{operator:5.1f} us  prepared {bare:5.1f} us, {steps} steps  torch {peer:6.1f} us  {plan.kernel}")
 
 
 def planning() -> None:
@@ -149,14 +164,42 @@ def first_calls() -> None:
     print(f"first     median {statistics.median(found):.2f} s, most {max(found):.2f} s")
 
 
-PARTS = {"repeated": repeated_calls, "planning": planning, "first": first_calls}
+def precompile() -> None:
+    """Seconds to compile all gradients of ResNet-50's layers at batch 64 in parallel processes, and their first calls
+    afterwards: run in a process with an empty cache."""
+    import torch
+
+    import convgrad
+    from convgrad import Problem
+    from convgrad.plan import load
+
+    wanted, arrays = [], []
+    for text in RESNET50.split(","):
+        problem = Problem.parse(f"input_grad+weight_grad bf16 n64 {text.strip()} NHWC OHWI cuda")
+        conv = problem.conv
+        dy, x, w = (torch.empty(shape, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+                    for shape in (conv.output_shape, conv.input_shape, conv.weight_shape))
+        problem = problem.with_(weight_layout="")  # torch calls do not say how a weight lies
+        wanted.append((problem, tuple(tensor.stride() for tensor in (dy, x, w, x, w))))
+        arrays.append(((dy, x, w), {"stride": conv.stride, "padding": conv.padding}))
+    seconds, errors = load("triton").precompile(wanted)
+    print(f"model     {seconds:6.2f} s  {len(wanted)} layers of ResNet-50 precompiled, errors {errors}")
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for given, options in arrays:
+        convgrad.conv_backward(*given, output_mask=(True, True, False), **options)
+    torch.cuda.synchronize()
+    print(f"model     {time.perf_counter() - start:6.2f} s  first calls of all layers afterwards")
+
+
+PARTS = {"repeated": repeated_calls, "planning": planning, "first": first_calls, "precompile": precompile}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="all parts where none is named")
     for part in parser.parse_args().parts or PARTS:
-        if part != "first" or "TRITON_CACHE_DIR" in os.environ:
+        if part not in ("first", "precompile") or "TRITON_CACHE_DIR" in os.environ:
             PARTS[part]()
             continue
         with tempfile.TemporaryDirectory(prefix="convgrad_") as folder:

@@ -30,7 +30,7 @@ std::mutex mutex;
 std::string lines;
 std::map<std::string, int> parameters;        // by the kernel's name: the driver would know their number
 std::map<std::string, Function> functions;
-std::set<const void*> maps;                   // that were encoded
+std::set<uint64_t> mapped;                    // addresses of which tensor maps were made
 std::string failing;                          // the function that fails next
 int failure = 0, after = 0;
 thread_local void* context = nullptr;
@@ -127,12 +127,13 @@ int cuTensorMapEncodeTiled(uint64_t* map, int type, uint32_t rank, void* address
   note(line + " modes " + text(interleave) + text(swizzle) + text(promotion) + text(fill));
   if (uintptr_t(map) % 64) return 1;
   map[0] = uint64_t(address);
-  maps.insert(map);
+  mapped.insert(map[0]);
   return outcome("cuTensorMapEncodeTiled");
 }
 int cuTensorMapReplaceAddress(uint64_t* map, void* address) {
   const std::lock_guard lock(mutex);
   map[0] = uint64_t(address);
+  mapped.insert(map[0]);
   return outcome("cuTensorMapReplaceAddress");
 }
 int cuLaunchKernelEx(const Config* config, void* function, void** arguments, void**) {
@@ -148,7 +149,8 @@ int cuLaunchKernelEx(const Config* config, void* function, void** arguments, voi
   for (int at = 0; at < kernel.parameters; ++at) {
     uint64_t value;
     std::memcpy(&value, arguments[at], 8);
-    line += (maps.count(arguments[at]) ? " map@" : " ") + text(value);
+    const bool map = uintptr_t(arguments[at]) % 128 == 0 && mapped.count(value);
+    line += (map ? " map@" : " ") + text(value);
   }
   note(line);
   return outcome("cuLaunchKernelEx");

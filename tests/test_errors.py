@@ -107,7 +107,7 @@ bad(ValueError, "padding[0] must be at least 0, got -1", lambda: conv(padding=((
 bad(ValueError, "padding[1] must be (low, high), got (1, 2, 3)", lambda: conv(padding=((0, 1), (1, 2, 3))))
 bad(ValueError, "padding must have one value or one (low, high) pair per spatial axis (2), got 3: (1, 1, 1)",
     lambda: conv(padding=(1, 1, 1)))
-bad(ValueError, "padding='same' is none of 'valid', 'same_upper', 'same_lower'", lambda: conv(padding="same"))
+bad(ValueError, "padding='full' is none of 'valid', 'same', 'same_upper', 'same_lower'", lambda: conv(padding="full"))
 bad(TypeError, "padding must be an integer, one integer or one (low, high) pair per axis, or a word, got 0.5",
     lambda: conv(padding=0.5))
 bad(TypeError, "padding[0] must be an integer, got 'a' (str)", lambda: conv(padding=("a", 1)))

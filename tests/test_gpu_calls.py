@@ -104,6 +104,18 @@ def test_tensor_maps_are_encoded_once_and_moved(driver: FakeDriver) -> None:
             f"5 map@{address + 256} {address + 8}"]
 
 
+def test_tensor_maps_of_many_addresses(driver: FakeDriver) -> None:
+    call = driver.call(2)
+    call.add_launch(kernel(driver, "copy", 2), (1, 1, 1))
+    for slot in range(2):
+        call.add_tensor_map(slot, 0, type=9, extents=[8], strides=[], box=[8], steps=[1], swizzle=0, fill=0)
+    driver.lines()
+    for number in (*range(30), *range(0, 30, 3), 29, 29, 28):
+        first, second = 4096 + 64 * number, 8192 * (number + 1)
+        call.run([first, second])
+        assert driver.launches()[0].endswith(f"map@{first} map@{second}")
+
+
 def test_zeros(driver: FakeDriver) -> None:
     call = driver.call(1)
     call.add_zeros(0, 16, 400)

@@ -10,6 +10,7 @@ namespace convgrad::gpu {
 namespace {
 
 constexpr int interleave_none = 0;
+constexpr size_t most_known_maps = 8;
 constexpr int promote_to_128_bytes = 2;  // what a copy fetches into the second-level cache at least
 
 std::vector<LaunchAttribute> attributes_of(const Kernel::Needs& needs) {
@@ -129,16 +130,35 @@ void PreparedCall::write(const Place& place, Address address) {
     return;
   }
   Map& target = *place.map;
-  const MapShape& shape = target.shape;
+  const auto same = [address](const auto& one) { return one.first == address; };
+  const auto found = std::find_if(target.known.begin(), target.known.end(), same);
+  if (found != target.known.end()) {
+    target.map = found->second;
+    return;
+  }
+  target.map = map_at(target, address, place.step);
+  if (target.known.size() < most_known_maps) {
+    target.known.emplace_back(address, target.map);
+  } else {
+    target.known[target.oldest] = {address, target.map};
+    target.oldest = (target.oldest + 1) % most_known_maps;
+  }
+}
+
+// The tensor map of another address, made from a known one where there is one.
+TensorMap PreparedCall::map_at(Map& map, Address address, size_t step) const {
+  const MapShape& shape = map.shape;
   void* base = reinterpret_cast<void*>(address);
+  TensorMap made{};
+  if (!map.known.empty()) made = map.known.front().second;
   const Status status =
-      target.encoded ? driver_->TensorMapReplaceAddress(&target.map, base)
-                     : driver_->TensorMapEncodeTiled(&target.map, shape.type, uint32_t(shape.extents.size()), base,
-                                                     shape.extents.data(), shape.strides.data(), shape.box.data(),
-                                                     shape.steps.data(), interleave_none, shape.swizzle,
-                                                     promote_to_128_bytes, shape.fill);
-  if (status) driver_->check(status, "tensor map at address " + std::to_string(address) + " for " + named(place.step));
-  target.encoded = true;
+      !map.known.empty() ? driver_->TensorMapReplaceAddress(&made, base)
+                         : driver_->TensorMapEncodeTiled(&made, shape.type, uint32_t(shape.extents.size()), base,
+                                                         shape.extents.data(), shape.strides.data(), shape.box.data(),
+                                                         shape.steps.data(), interleave_none, shape.swizzle,
+                                                         promote_to_128_bytes, shape.fill);
+  if (status) driver_->check(status, "tensor map at address " + std::to_string(address) + " for " + named(step));
+  return made;
 }
 
 void PreparedCall::start(Launch& launch, void* stream) {

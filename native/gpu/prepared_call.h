@@ -51,8 +51,9 @@ class PreparedCall {
   };
   struct Map {
     MapShape shape;
-    bool encoded = false;
     TensorMap map;
+    std::vector<std::pair<Address, TensorMap>> known;  // of earlier addresses: allocators give the same ones again
+    size_t oldest = 0;
   };
   struct Launch {
     std::shared_ptr<Kernel> kernel;
@@ -81,6 +82,7 @@ class PreparedCall {
   Slot& slot(int number);
   void move(Slot& slot, Address address);
   void write(const Place& place, Address address);
+  TensorMap map_at(Map& map, Address address, size_t step) const;
   void start(Launch& launch, void* stream);
   std::string named(size_t step) const;
 

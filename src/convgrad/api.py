@@ -22,13 +22,13 @@ from .call import (
     prepare,
     prepared_calls,
     reached_part,
-    ready,
     transposed_geometry,
     with_rest,
     without_rest,
 )
 from .plan import clear_plan_cache, load
 from .problem import Conv, checked_int
+from .running import added, ready, sum_dtype, takes_one_image
 
 ALL_TENSORS = "grad_output, input, weight, input_grad, weight_grad, bias_grad"
 
@@ -45,7 +45,8 @@ def conv(input: Any, weight: Any, *, stride: Ints = 1, padding: Padding = 0, dil
     input, weight : array
         Activations (N, C, spatial) and weight (K, C/groups, spatial), or as `layout` and `weight_layout` say.
     stride, dilation : int or one int per axis
-    padding : int, one int per axis, one (low, high) pair per axis, "valid", "same_upper" or "same_lower"
+    padding : int, one int per axis, one (low, high) pair per axis, or a word
+        "valid", "same" (for stride 1), "same_upper" or "same_lower".
     groups : int
     layout, weight_layout : str, optional
         Axis orders such as "NHWC", "TBC", "HWIO"; the defaults are channels first and O, I, spatial.
@@ -96,7 +97,7 @@ def input_grad(grad_output: Any, weight: Any, input_size: Ints, *, stride: Ints 
                dilation: Ints = 1, groups: int = 1, layout: str | None = None, weight_layout: str | None = None,
                compute: str | None = None, dtype: str | None = None, out: Any = None, out_dtype: str | None = None,
                scales: Scales | None = None, workspace: Any = None, max_workspace_bytes: int | None = None,
-               backend: str | None = None, num_threads: int | None = None) -> Any:
+               backend: str | None = None, num_threads: int | None = None, accumulate: bool = False) -> Any:
     """Gradient of a convolution with respect to its input.
 
     Parameters not listed are those of `conv`; `scales` names "grad_output", "weight", "input_grad".
@@ -107,6 +108,8 @@ def input_grad(grad_output: Any, weight: Any, input_size: Ints, *, stride: Ints 
         Gradient of the output (N, K, spatial) and weight (K, C/groups, spatial).
     input_size : int or one int per spatial axis
         Spatial size of the input; strided convolutions do not determine it.
+    accumulate : bool
+        Add the gradient to `out`, a float32 or float64 array: computed in full in that format, then added once.
 
     Returns
     -------
@@ -119,6 +122,7 @@ def input_grad(grad_output: Any, weight: Any, input_size: Ints, *, stride: Ints 
     >>> convgrad.input_grad(np.ones((1, 1, 3)), np.ones((1, 1, 3)), 5, backend="reference")
     array([[[1., 2., 3., 2., 1.]]])
     """
+    out_dtype = sum_dtype(accumulate, out, out_dtype)
     options = Options(layout, weight_layout, compute, dtype, out_dtype, backend, num_threads, max_workspace_bytes,
                       scales is not None or None)
     arrays = {"grad_output": grad_output, "weight": weight}
@@ -128,14 +132,15 @@ def input_grad(grad_output: Any, weight: Any, input_size: Ints, *, stride: Ints 
         geometry = geometry_of(arrays, options, stride, padding, dilation, groups, input_size=input_size)
         call = prepare(key, kind, "input", geometry, arrays, options)
     given = checked_scales(scales, "grad_output, weight, input_grad", call.kind, grad_output)
-    return ready(call, arrays, {"out": out}, workspace, scales=given)()[0]
+    run = ready(call, arrays, {"out": None if accumulate else out}, workspace, scales=given)
+    return added(call, run, out, arrays) if accumulate else run()[0]
 
 
 def weight_grad(grad_output: Any, input: Any, kernel_size: Ints, *, stride: Ints = 1, padding: Padding = 0,
                 dilation: Ints = 1, groups: int = 1, layout: str | None = None, weight_layout: str | None = None,
                 compute: str | None = None, dtype: str | None = None, out: Any = None, out_dtype: str | None = None,
                 scales: Scales | None = None, workspace: Any = None, max_workspace_bytes: int | None = None,
-                backend: str | None = None, num_threads: int | None = None) -> Any:
+                backend: str | None = None, num_threads: int | None = None, accumulate: bool = False) -> Any:
     """Gradient of a convolution with respect to its weight.
 
     Parameters not listed are those of `conv`; `scales` names "grad_output", "input", "weight_grad".
@@ -146,6 +151,8 @@ def weight_grad(grad_output: Any, input: Any, kernel_size: Ints, *, stride: Ints
         Gradient of the output (N, K, spatial) and input (N, C, spatial).
     kernel_size : int or one int per spatial axis
         Spatial size of the weight.
+    accumulate : bool
+        Add the gradient to `out`, a float32 or float64 array: computed in full in that format, then added once.
 
     Returns
     -------
@@ -158,6 +165,7 @@ def weight_grad(grad_output: Any, input: Any, kernel_size: Ints, *, stride: Ints
     >>> convgrad.weight_grad(np.ones((1, 1, 3)), np.arange(5.0).reshape(1, 1, 5), 3, backend="reference")
     array([[[3., 6., 9.]]])
     """
+    out_dtype = sum_dtype(accumulate, out, out_dtype)
     options = Options(layout, weight_layout, compute, dtype, out_dtype, backend, num_threads, max_workspace_bytes,
                       scales is not None or None)
     arrays = {"grad_output": grad_output, "input": input}
@@ -167,16 +175,17 @@ def weight_grad(grad_output: Any, input: Any, kernel_size: Ints, *, stride: Ints
         geometry = geometry_of(arrays, options, stride, padding, dilation, groups, kernel_size=kernel_size)
         call = prepare(key, kind, "weight", geometry, arrays, options)
     given = checked_scales(scales, "grad_output, input, weight_grad", call.kind, grad_output)
-    return ready(call, arrays, {"out": out}, workspace, scales=given)()[0]
+    run = ready(call, arrays, {"out": None if accumulate else out}, workspace, scales=given)
+    return added(call, run, out, arrays) if accumulate else run()[0]
 
 
 def bias_grad(grad_output: Any, *, layout: str | None = None, dtype: str | None = None, out: Any = None,
               out_dtype: str | None = None, scales: Scales | None = None, workspace: Any = None,
               max_workspace_bytes: int | None = None, backend: str | None = None,
-              num_threads: int | None = None) -> Any:
+              num_threads: int | None = None, accumulate: bool = False) -> Any:
     """Gradient of a convolution with respect to its bias: the sum of `grad_output` over batch and space.
 
-    The parameters are those of `conv`; `scales` names "grad_output", "bias_grad".
+    The parameters are those of `conv` and `weight_grad`; `scales` names "grad_output", "bias_grad".
 
     Returns
     -------
@@ -189,13 +198,16 @@ def bias_grad(grad_output: Any, *, layout: str | None = None, dtype: str | None 
     >>> convgrad.bias_grad(np.ones((2, 3, 4)), backend="reference")
     array([8., 8., 8.])
     """
+    out_dtype = sum_dtype(accumulate, out, out_dtype)
     options = Options(layout, None, None, dtype, out_dtype, backend, num_threads, max_workspace_bytes,
                       scales is not None or None)
     call, arrays = bias_call(grad_output, options)
     given = checked_scales(scales, "grad_output, bias_grad", call.kind, grad_output)
-    return ready(call, arrays, {"out": out}, workspace, scales=given)()[0]
+    run = ready(call, arrays, {"out": None if accumulate else out}, workspace, scales=given)
+    return added(call, run, out, arrays) if accumulate else run()[0]
 
 
+@takes_one_image
 def conv_backward(grad_output: Any, input: Any, weight: Any, *, stride: Ints = 1, padding: Padding = 0,
                   dilation: Ints = 1, groups: int = 1, layout: str | None = None, weight_layout: str | None = None,
                   compute: str | None = None, dtype: str | None = None,
@@ -300,6 +312,7 @@ def conv_transpose(input: Any, weight: Any, *, stride: Ints = 1, padding: Paddin
     return ready(call, arrays, {"out": out}, workspace, names, scales=given)()[0]
 
 
+@takes_one_image
 def conv_transpose_backward(grad_output: Any, input: Any, weight: Any, *, stride: Ints = 1, padding: Padding = 0,
                             output_padding: Ints = 0, dilation: Ints = 1, groups: int = 1, layout: str | None = None,
                             weight_layout: str | None = None, compute: str | None = None, dtype: str | None = None,

@@ -43,6 +43,7 @@ class Call:
     operand_orders: tuple[tuple[int, ...] | None, ...]
     result_shapes: tuple[tuple[int, ...], ...]  # in the caller's layout
     result_orders: tuple[tuple[int, ...] | None, ...]
+    backend: str | None = None  # the one that was asked for
     again: Again | Literal[False] | None = False  # what `Kind.again` said of it when it had run
 
 
@@ -122,13 +123,15 @@ def _canonical_shape(arrays: dict[str, Any], name: str, options: Options) -> tup
 
 def _same_padding(padding: str, in_size: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...],
                   dilation: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Pads that give ceil(in/stride) outputs; the odd element goes to the high end for same_upper."""
-    if padding not in ("valid", "same_upper", "same_lower"):
-        raise ValueError(f"padding={padding!r} is none of 'valid', 'same_upper', 'same_lower'")
+    """Pads that give ceil(in/stride) outputs; the odd element goes to the high end for same and same_upper."""
+    if padding not in ("valid", "same", "same_upper", "same_lower"):
+        raise ValueError(f"padding={padding!r} is none of 'valid', 'same', 'same_upper', 'same_lower'")
+    if padding == "same" and any(step != 1 for step in stride):
+        raise ValueError(f"padding='same' goes with stride 1, got {stride}: say 'same_upper' or 'same_lower'")
     pairs = []
     for size, k, s, d in zip(in_size, kernel, stride, dilation):
         total = max(0, (-(-size // s) - 1) * s + d * (k - 1) + 1 - size) if padding != "valid" else 0
-        low = total // 2 if padding == "same_upper" else total - total // 2
+        low = total - total // 2 if padding == "same_lower" else total // 2
         pairs.append((low, total - low))
     return tuple(pairs)
 
@@ -262,6 +265,11 @@ def with_rest(call: Call, arrays: dict[str, Any], out: Any, left: tuple[int, ...
     else:
         whole = out
         call.kind.check_out(out, tuple(shape), out_format, "out", arrays)
+    if out is None and call.kind.recorded(arrays):  # a copy is recorded, a result that is written in place is not
+        part = prepare_run(None)()[0]
+        whole[...] = 0
+        without_rest(whole, left, options)[...] = part
+        return whole
     run = prepare_run(without_rest(whole, left, options))
     whole[...] = 0
     run()
@@ -347,7 +355,7 @@ def prepare(key: Any, kind: Kind, wrt: str, geometry: Conv, arrays: dict[str, An
         result_orders.append(None if order is None or order == tuple(sorted(order)) else order)
     call = Call(kind, chosen, tuple(formats[name] for name in problem.operands),
                 tuple(None if order == tuple(sorted(order)) else order for order in orders),
-                tuple(shapes), tuple(result_orders))
+                tuple(shapes), tuple(result_orders), options.backend)
     if len(prepared_calls) >= CACHE_LIMIT:
         prepared_calls.clear()
     prepared_calls[key] = call
@@ -390,55 +398,3 @@ def _checked_number(scale: Any, name: str) -> float:
     if not 0 < value < math.inf:
         raise ValueError(f"scales[{name!r}] must be positive and finite as a float32, got {scale!r}")
     return value
-
-
-def ready(call: Call, arrays: dict[str, Any], outs: dict[str, Any], workspace: Any,
-          names: dict[str, str] = SAME_NAMES, taken: dict[str, Any] = NOTHING,
-          scales: dict[str, Any] = NOTHING, needed: int = 0) -> Callable[[], Sequence[Any]]:
-    """Check everything about the arrays of a prepared call and return the function that runs it.
-
-    `outs` are the caller's output arrays (or None) by the name for messages, one per result; `taken` are other arrays
-    that they must not overlap; `scales` those of a scaled call, by the caller's names of the tensors; `needed` the
-    bytes of workspace where other plans of the same call need more.
-    """
-    again = call.again
-    if again and workspace is None and not scales and all([out is None for out in outs.values()]):
-        return lambda: again(arrays.values()) or checked(call, arrays, outs, workspace, names, taken, scales)()
-    return checked(call, arrays, outs, workspace, names, taken, scales, needed)
-
-
-def checked(call: Call, arrays: dict[str, Any], outs: dict[str, Any], workspace: Any, names: dict[str, str],
-            taken: dict[str, Any], scales: dict[str, Any], needed: int = 0) -> Callable[[], Sequence[Any]]:
-    """What `ready` does for a call that does not only repeat an earlier one with new results."""
-    kind, chosen = call.kind, call.plan
-    out_format = chosen.problem.out_dtype
-    operands = tuple([
-        kind.operand(array, names.get(name, name), order, format_name)
-        for (name, array), order, format_name in zip(arrays.items(), call.operand_orders, call.formats)])
-    if scales:
-        tensors = [scaled.removesuffix("_scale") for scaled in chosen.problem.scales]
-        operands += tuple([scales[names.get(name, name)] for name in tensors])
-        taken = {**taken, **{f"scales[{name!r}]": scale for name, scale in scales.items() if hasattr(scale, "dtype")}}
-    like = next(iter(arrays.values()))
-    results: dict[str, Any] = {}
-    for (label, out), shape in zip(outs.items(), call.result_shapes):
-        if out is None:
-            out = kind.empty(shape, out_format, like)
-        else:
-            others = {names.get(name, name): array for name, array in arrays.items()}
-            kind.check_out(out, shape, out_format, label, {**others, **taken, **results})
-        results[label] = out
-    targets = tuple([kind.operand(result, label, order, out_format)
-                     for (label, result), order in zip(results.items(), call.result_orders)])
-    if workspace is not None:
-        others = {names.get(name, name): array for name, array in arrays.items()}
-        kind.check_workspace(workspace, max(needed, chosen.workspace_bytes), {**others, **taken, **results})
-        workspace = kind.workspace_view(workspace)
-
-    def run() -> Sequence[Any]:
-        kind.execute(chosen.run, operands, targets, workspace)
-        if call.again is False and workspace is None and not scales and all([out is None for out in outs.values()]):
-            call.again = kind.again(chosen, operands, targets, tuple(results.values()))
-        return tuple([kind.returned(result, like) for result in results.values()])
-
-    return run

@@ -34,6 +34,7 @@ COMMANDS = {
     "view": "convgrad.pages.commands",
     "onednn": "convgrad.frontends.onednn.command",
     "ascendc": "convgrad.frontends.ascendc.commands",
+    "cann": "convgrad.frontends.cann.commands",
     "tune": "convgrad.backends.triton.tune",
     "fuzz": "convgrad.fuzz.command",
 }

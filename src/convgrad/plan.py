@@ -133,6 +133,12 @@ def load(name: str) -> Any:
         raise Unsupported(f"not available: {error}") from error
 
 
+def notes_since(chosen: Plan) -> tuple[str, ...]:
+    """What its backends know of a plan that they did not know when they made it."""
+    asked = (getattr(load(name), "notes_since", None) for name in chosen.backend.split("+"))
+    return tuple(note for notes in asked if notes is not None for note in notes(chosen.problem))
+
+
 def _compose(problem: Problem, backend: str | None, max_workspace_bytes: int | None, num_threads: int | None) -> Plan:
     """Several results that no backend computes in one pass: one plan each, run one after the other."""
     parts = [plan(problem.with_(wrt=wrt), backend=backend, max_workspace_bytes=max_workspace_bytes,

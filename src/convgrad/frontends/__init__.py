@@ -5,14 +5,23 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from numpy import ndarray
 
-from ..problem import Plan
+from ..problem import Plan, Problem
 from . import numpy as _numpy
 
 Again = Callable[[Iterable[Any]], Sequence[Any] | None]
+Order = tuple[int, ...] | None  # place of each canonical axis in an array; None: all in their own
+
+
+class Recorded(NamedTuple):
+    """What a recorded call asks: its problem, and the axis orders of operands and results."""
+
+    problem: Problem
+    operand_orders: tuple[Order, ...]
+    result_orders: tuple[Order, ...]
 
 
 class Kind(Protocol):
@@ -33,6 +42,15 @@ class Kind(Protocol):
     def execute(self, run: Callable[..., Any], operands: tuple[Any, ...], targets: tuple[Any, ...],
                 workspace: Any) -> None:
         """Call a plan's `run`, on the threads that these arrays' library has."""
+
+    def recorded(self, arrays: dict[str, Any]) -> bool:
+        """Whether the arrays' library follows what is computed from them: for derivatives, or to trace a program."""
+
+    def record(self, asked: Recorded, arrays: dict[str, Any]) -> Sequence[Any]:
+        """The results of a call on such arrays, in a way that the library can follow."""
+
+    def add(self, out: Any, result: Any) -> Any:
+        """Add a result to an array that `check_out` has accepted, and return the array."""
 
     def operand(self, array: Any, name: str, order: tuple[int, ...] | None, format_name: str) -> Any:
         """The operand as a backend takes it: a view in canonical axis order."""

@@ -14,6 +14,8 @@ import numpy as np
 from ..numbers import dtype_name, storage_dtype
 from .numpy import checked_format, from_line, overlaps_itself
 from .numpy import execute as execute
+from .numpy import record as record
+from .numpy import recorded as recorded
 from .numpy import threads as threads
 
 DLPACK_CPU, DLPACK_CUDA = 1, 2
@@ -79,6 +81,12 @@ def empty(shape: tuple[int, ...], format_name: str, like: Any) -> Any:
 
     dtype = torch.uint8 if format_name == "hifloat8" else getattr(torch, format_name)
     return torch.empty(shape, dtype=dtype, device=f"cuda:{index}")
+
+
+def add(out: Any, result: Any) -> Any:
+    view = _seen(out)
+    view += _seen(result)
+    return out
 
 
 def returned(result: Any, like: Any) -> Any:

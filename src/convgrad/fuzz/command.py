@@ -38,6 +38,8 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("--processes", type=whole, help="default: one per processor; 0 is this one, unwatched")
     parser.add_argument("--plan-only", action="store_true", help="plan the problems and run none; needs no GPU")
     parser.add_argument("--failures", type=whole, default=5, help="stop after so many kinds of them (%(default)s)")
+    parser.add_argument("--shrink-seconds", type=positive, default=20.0,
+                        help="for making failures small, all together (default: %(default)s)")
     parser.add_argument("--isa", choices=LEVELS, help="instruction set of the native backend (CONVGRAD_ISA)")
     parser.add_argument("--case", type=case_argument, help="judge this one case, as a failure shows it")
     parser.set_defaults(run=fuzz)
@@ -83,7 +85,8 @@ def fuzz(args: argparse.Namespace) -> int:
     processes = cores() if args.processes is None else args.processes
     workers = Workers(backend, processes, args.plan_only)
     search = Search(Generator(backend, seed, args.plan_only, interpreted), workers, args.count,
-                    args.seconds or (None if args.count is not None else 60.0), max(1, args.failures), say=Live())
+                    args.seconds or (None if args.count is not None else 60.0), max(1, args.failures),
+                    args.shrink_seconds, Live(), lambda text: print(text, flush=True))
     print(f"convgrad fuzz: {backend}, seed {seed}, {processes} processes", flush=True)
     try:
         failures = search.run()

@@ -34,8 +34,9 @@ class Search:
     count: int | None = None
     seconds: float | None = None
     most_failures: int = 5
-    shrink_seconds: float = 120.0  # for all of them
-    say: Callable[[str], None] = lambda text: None
+    shrink_seconds: float = 20.0  # for all of them
+    say: Callable[[str], None] = lambda text: None  # the state, often
+    tell: Callable[[str], None] = lambda text: None  # a new kind of failure, at once
     verdicts: Counter[str] = field(default_factory=Counter)
     sorts: Counter[str] = field(default_factory=Counter)
     families: Counter[str] = field(default_factory=Counter)
@@ -45,15 +46,15 @@ class Search:
     def run(self) -> list[Failed]:
         """Search; then make one failure of every kind small."""
         began = time.monotonic()
-        for answer in self.workers.judge(self.cases()):
+        end = began + self.seconds if self.seconds is not None else float("inf")
+        for answer in self.workers.judge(self.cases(end), end):
             if answer is not None:
                 self.note(*answer)
             self.say(f"{sum(self.verdicts.values()):,} problems, {self.failed:,} failed")
         self.spent = time.monotonic() - began
         return [self.smallest(case, outcome) for case, outcome in self.found.values()]
 
-    def cases(self) -> Iterator[tuple[str, Case]]:
-        end = time.monotonic() + self.seconds if self.seconds is not None else float("inf")
+    def cases(self, end: float) -> Iterator[tuple[str, Case]]:
         for index in itertools.count() if self.count is None else range(self.count):
             if time.monotonic() > end or len(self.found) >= self.most_failures:
                 return
@@ -70,12 +71,15 @@ class Search:
         kind = kind_of(outcome)
         if outcome.failed and kind not in self.found:
             self.found[kind] = case, outcome
+            self.tell(f"{outcome.verdict}: {outcome.detail.strip()[:400]}\n  {case}")
 
     def smallest(self, case: Case, outcome: Outcome) -> Failed:
         last = [outcome]
+        seconds = self.shrink_seconds / len(self.found)
+        end = time.monotonic() + seconds
 
         def first_failing(cases: Sequence[Case]) -> int | None:
-            answers = [answer for answer in self.workers.judge(enumerate(cases)) if answer is not None]
+            answers = [answer for answer in self.workers.judge(enumerate(cases), end) if answer is not None]
             self.say(f"making a failure small: {cases[0].problem}")
             alike = {place: found for place, _, found in answers if found.verdict == outcome.verdict}
             if not alike:
@@ -83,8 +87,7 @@ class Search:
             last[0] = alike[min(alike)]
             return int(min(alike))
 
-        small = shrink(case, first_failing, max(1, len(self.workers.workers)),
-                       self.shrink_seconds / len(self.found))
+        small = shrink(case, first_failing, max(1, len(self.workers.workers)), seconds)
         return Failed(case, small, last[0])
 
 

@@ -20,6 +20,7 @@ from .judge import Outcome, judged, warm_up
 
 PATIENCE_SECONDS = {False: 60.0, True: 180.0}  # for one case; where kernels are compiled first it is more
 CHUNK = {False: 8, True: 1}  # cases that a process is given at once
+GRACE_SECONDS = 4.0  # after the end, for cases that are under way
 PRELOADED = {"triton": ("torch", "triton", "triton.language")}  # imported once, before processes are forked
 # One process has one processor; libraries that would start more threads only disturb the others.
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -129,8 +130,12 @@ class Workers:
         self.workers = [Worker(backend, plan_only, serve, patience or PATIENCE_SECONDS[compiled])
                         for _ in range(processes)]
 
-    def judge(self, cases: Iterable[tuple[Any, Case]]) -> Iterator[tuple[Any, Case, Outcome] | None]:
-        """Outcomes as they come, each with its case and what the caller tied to it; None about once a second."""
+    def judge(self, cases: Iterable[tuple[Any, Case]],
+              end: float = float("inf")) -> Iterator[tuple[Any, Case, Outcome] | None]:
+        """Outcomes as they come, each with its case and what the caller tied to it; None about once a second.
+
+        What is under way at the `end` (of time.monotonic) is given a moment and then up.
+        """
         source = iter(cases)
         if not self.workers:
             yield from ((tag, case, judged(case, self.backend, self.plan_only)) for tag, case in source)
@@ -154,6 +159,11 @@ class Workers:
                         worker.give(some)
             busy = [worker for worker in self.workers if worker.pending]
             if not busy:
+                return
+            if time.monotonic() > end + GRACE_SECONDS:
+                for worker in busy:
+                    worker.stop()
+                    worker.pending.clear()
                 return
             connection.wait([worker.pipe for worker in busy], timeout=1.0)
             for worker in busy:

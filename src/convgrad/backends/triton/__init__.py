@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from ...problem import Plan, Problem, Unsupported
@@ -30,3 +31,18 @@ def as_one(plan: Plan, calls: Any) -> Plan:
     from .prepared import prepared_plan
 
     return prepared_plan(plan, calls)
+
+
+def precompile(wanted: Sequence[tuple[Problem, Any]]) -> tuple[float, list[str]]:
+    """Compile the kernels of problems on tensors of given strides in parallel processes; seconds and errors."""
+    from .compile_pool import Wanted
+    from .compile_pool import precompile as compile_now
+
+    return compile_now([Wanted(str(problem), strides) for problem, strides in wanted])
+
+
+def notes_since(problem: Problem) -> tuple[str, ...]:
+    """What happened to plans of a problem since they were made."""
+    from .fallback import failures
+
+    return failures(problem)

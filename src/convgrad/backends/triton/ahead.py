@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 from ...problem import Plan, Problem, Unsupported, axis_order
-from .launch import current
+from .launch import Share, current
+from .no_gpu import NoDriver
 from .numbers_on_device import TORCH_DTYPES
 from .plans import make_plan
 from .scaled_plans import make_scaled_plan
@@ -30,22 +30,6 @@ from .tuning import SEPARATE, Choice
 
 LONGEST_WAIT = 3600.0  # seconds for one job
 Job = tuple[str, Choice | None]  # a problem's string, and the choice where it is not the plan's own
-
-
-class NoDriver:
-    """Stands for the GPU in a process that only compiles."""
-
-    def __init__(self, target: tuple[str, int, int]) -> None:
-        self.target = GPUTarget(*target)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> Any:
-        return self.target
 
 
 def empty_tensor(problem: Problem, name: str, dtype: str, device: str) -> Any:
@@ -80,7 +64,7 @@ def compile_job(job: Job) -> tuple[Job, float, str]:
     """Compile the kernels of one job; returns it with the seconds that it took and the error, if any."""
     start = time.perf_counter()
     problem, error = Problem.parse(job[0]).with_(device="cuda"), ""
-    current.only_compile = True
+    current.only_compile = Share()
     try:
         for plan in plans_of(problem, job[1]):
             asked = plan.problem
@@ -92,7 +76,7 @@ def compile_job(job: Job) -> tuple[Job, float, str]:
     except Exception as failure:  # the compiler's own errors are of many kinds; the caller reports them
         error = f"{type(failure).__name__}: {failure}"
     finally:
-        current.only_compile = False
+        current.only_compile = None
     return job, time.perf_counter() - start, error
 
 

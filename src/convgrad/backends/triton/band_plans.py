@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import triton.experimental.gluon.language as gl
@@ -18,6 +19,7 @@ from .band_tall import band_tall_kernel
 from .band_tiles import Band, back_of, is_tall, line_steps, options, runs_of, walk_of
 from .bands import band_weight_kernel
 from .depthwise_plans import channels_last
+from .fallback import run_first_compiled
 from .geometry import Geometry, strides_of, turned
 from .launch import INTERPRETED, Launch, Step
 from .numbers_on_device import on_tensors, rounding
@@ -235,7 +237,9 @@ def or_other(banded: Plan, other: Plan) -> Plan:
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
         wide = [t for name, t in zip((*problem.operands, *problem.results), (*operands, *results))
                 if name not in ("weight", "bias")]
-        (banded if takes(*wide) else other).run(operands, results, workspace)
+        suited = (plan for plan in (banded, other) if plan is other or takes(*wide))
+        run_first_compiled(problem, ((plan.kernel, partial(plan.run, operands, results, workspace)) for plan in suited),
+                  (*operands, *results))
 
     return banded._replace(run=run, workspace_bytes=max(banded.workspace_bytes, other.workspace_bytes),
                            notes=(*banded.notes, f"where rows are not multiples of 16 bytes: {other.kernel}"))

@@ -22,12 +22,15 @@ def channels_fit(problem: Problem, geo: Geometry) -> bool:
 
 
 def tensors_fit(*tensors: Any) -> bool:
-    """Whether tensors lie as the copy engine needs: neighbouring channels, strides and start multiples of 16 bytes."""
+    """Whether tensors lie as the copy engine needs: neighbouring channels, strides and start multiples of 16 bytes.
+
+    It takes no stride of 0, as broadcast tensors have: a descriptor has some other one where an extent is 1.
+    """
     for t in tensors:
         steps = t.stride()
         if (t.shape[1] > 1 and steps[1] != 1) or t.data_ptr() % 16:
             return False
-        if any(step % 8 for axis, step in enumerate(steps) if axis != 1 and t.shape[axis] > 1):
+        if any(step % 8 or step <= 0 for axis, step in enumerate(steps) if axis != 1 and t.shape[axis] > 1):
             return False
     return True
 
@@ -45,7 +48,7 @@ def weight_rows_fit(weight: Any) -> bool:
     row = weight[:1].permute(0, *range(2, weight.dim()), 1)
     unit = 16 // weight.element_size()
     return bool(row.is_contiguous() and weight.data_ptr() % 16 == 0 and row.numel() % unit == 0
-                and (weight.shape[0] == 1 or weight.stride(0) % unit == 0))
+                and (weight.shape[0] == 1 or (weight.stride(0) % unit == 0 and weight.stride(0) > 0)))
 
 
 def turned_rows_fit(weight: Any) -> bool:

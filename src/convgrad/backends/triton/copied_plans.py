@@ -23,7 +23,7 @@ from .geometry import Geometry, channels_last, geometry
 from .launch import Launch, Step, aligned_strides, power_of_two
 from .line_plans import LAUNCH_SECONDS
 from .numbers_on_device import scratch
-from .part_plans import flops_of, outer_axis
+from .part_plans import MOST_CHUNKS, flops_of, outer_axis
 from .tiles import workspace_limit
 from .tuning import left_out
 from .ways import Operands, Way, add_step, by_box_lines
@@ -34,6 +34,7 @@ COPY_SECONDS = 10e-6  # of a launch that copies, beside its bytes: the kernels b
 POINTER_FLOPS = 40e12  # of gather.py and weight.py on 16-bit tensors with channels first, a second
 PREFERRED_BYTES = 2**26  # of copies in a piece: smaller pieces, which the cache could hold, were slower on an H200,
 PHASED_BYTES = 2**25  # but not those of input gradients at a stride, whose phases come to memory one after the other
+MOST_SIZES = 12  # of pieces that are tried
 MOST_SLABS = 8  # weight gradients of pieces that are kept before they are added
 ALIGNMENT = 256
 Inner = Callable[[Problem, int], list[Way]]  # the ways to a piece within so many bytes, the best first
@@ -59,8 +60,8 @@ class Piece:
         return tensor[self.image:self.image + self.conv.batch].narrow(2 + self.axis, row, rows)
 
 
-def rows_of(conv: Conv, is_input: bool, axis: int, begin: int, end: int) -> tuple[Conv, int, int] | None:
-    """The convolution of some rows of the input gradient (or of y), with its first rows of x and of y."""
+def rows_of(conv: Conv, is_input: bool, axis: int, begin: int, end: int) -> tuple[int, int, int, int, int] | None:
+    """First rows of x and y, rows of x and the padding of both sides, of some rows of the input gradient (or y)."""
     extent, outputs, stride, span = conv.in_size[axis], conv.out_size[axis], conv.stride[axis], conv.span[axis]
     low = conv.padding[axis][0]
     if is_input:
@@ -73,30 +74,33 @@ def rows_of(conv: Conv, is_input: bool, axis: int, begin: int, end: int) -> tupl
         x_first, x_last = max(0, begin * stride - low), min(extent, (end - 1) * stride - low + span) - 1
         if x_last < x_first:
             return None  # nothing but padding
-    before = low + x_first - y_first * stride
-    behind = max(0, y_last * stride - low + span - 1 - x_last)
-    sizes, pads = list(conv.in_size), list(conv.padding)
-    sizes[axis], pads[axis] = x_last - x_first + 1, (before, behind)
-    found = replace(conv, in_size=tuple(sizes), padding=tuple(pads))
-    assert found.out_size[axis] == y_last - y_first + 1, (conv, axis, begin, end, found)
-    return found, x_first, y_first
+    return (x_first, y_first, x_last - x_first + 1, low + x_first - y_first * stride,
+            max(0, y_last * stride - low + span - 1 - x_last))
 
 
 def pieces_of(conv: Conv, is_input: bool, axis: int, images: int, rows: int) -> list[Piece]:
     """The pieces of a problem, image after image; none where one would be nothing but padding."""
-    found = []
     extent = (conv.in_size if is_input else conv.out_size)[axis]
+    begins = range(0, extent, rows)
+    places = [rows_of(conv, is_input, axis, begin, min(extent, begin + rows)) for begin in begins]
+    if len(places) == 1:
+        places = [(0, 0, conv.in_size[axis], *conv.padding[axis])]
+    alike = lru_cache(maxsize=None)(lambda batch, *row: with_rows(replace(conv, batch=batch), axis, *row))
+    found = []
     for image in range(0, conv.batch, images):
-        some = replace(conv, batch=min(images, conv.batch - image))
-        if rows >= extent:
-            found.append(Piece(some, image, axis, 0, 0))
-            continue
-        for begin in range(0, extent, rows):
-            part = rows_of(some, is_input, axis, begin, min(extent, begin + rows))
-            if part is None:
+        for place in places:
+            if place is None:
                 return []
-            found.append(Piece(part[0], image, axis, *part[1:]))
+            x_first, y_first, *row = place
+            found.append(Piece(alike(min(images, conv.batch - image), *row), image, axis, x_first, y_first))
     return found
+
+
+def with_rows(conv: Conv, axis: int, extent: int, low: int, high: int) -> Conv:
+    """The convolution with another extent and padding of one axis."""
+    sizes, pads = list(conv.in_size), list(conv.padding)
+    sizes[axis], pads[axis] = extent, (low, high)
+    return replace(conv, in_size=tuple(sizes), padding=tuple(pads))
 
 
 def element_bytes(problem: Problem, direct: bool) -> tuple[int, int, int]:
@@ -381,9 +385,12 @@ def sizes_to_try(problem: Problem, geo: Geometry, image: int, room: int) -> Iter
     images, rows = min(conv.batch, room // image), extent
     if images == 0:
         images, rows = 1, extent * room // image
-    while images >= 1 and rows >= step[axis]:
-        fewer = -(-conv.batch // -(-conv.batch // images))  # pieces of about the same size; of the same if possible
-        images = next((count for count in range(images, images * 3 // 4, -1) if conv.batch % count == 0), fewer)
+    for _ in range(MOST_SIZES):
+        if images < 1 or rows < step[axis] or -(-conv.batch // images) * -(-extent // rows) > MOST_CHUNKS:
+            return
+        fewest, most = -(-conv.batch // images), conv.batch // (images * 3 // 4 + 1)
+        count = next((count for count in range(fewest, min(most, MOST_CHUNKS) + 1) if conv.batch % count == 0), fewest)
+        images = -(-conv.batch // count)  # pieces of about the same size; of the same if possible
         if rows < extent:
             rows = -(-extent // -(-extent // rows))
             rows = -(-rows // step[axis]) * step[axis]

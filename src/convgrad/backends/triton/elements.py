@@ -152,17 +152,6 @@ def wide(value, WIDE: tl.constexpr):
 
 
 @triton.jit
-def settled(acc):
-    """The sums, after all products added to them are finished.
-
-    NOTE: where the first operand was computed (decoded, rounded, reshaped), Triton 3.6 makes code that loads the next
-    one into registers with products in flight. That is the suspected, not confirmed, cause of wrong sums seen on an
-    H200. A use of the sums in every step makes it wait.
-    """
-    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [acc], dtype=tl.float32, is_pure=True, pack=1)
-
-
-@triton.jit
 def has_nan(value):
     """Return 1 where any element of a tile is NaN: the sign that a product with a filled-in zero may have met Inf."""
     return tl.max(tl.max((value != value).to(tl.int32), 1), 0)
@@ -173,7 +162,6 @@ def only(value, there):
     """Zero where not `there`.
 
     NOTE: also keeps Triton 3.6 from turning load-reshape-dot into a reshaped view of shared memory, which does not
-    compile for runs of fewer than 8 elements. One problem with runs of 8 was wrong on an H200 without this and right
-    with it.
+    compile for runs of fewer than 8 elements.
     """
     return tl.where(there, value, tl.zeros(value.shape, value.dtype))

@@ -16,7 +16,20 @@ from .packed_adds import compiled_without
 from .recording import launch_at_once
 
 INTERPRETED: bool = bool(knobs.runtime.interpret)
-current = threading.local()  # of this thread: .recording (see replay.py), .only_compile (see ahead.py)
+current = threading.local()  # of this thread: .recording (see replay.py), .only_compile: a Share, where nothing is run
+
+
+class Share:
+    """Every `of`-th launch of a plan, from number `first` on, is compiled here; others elsewhere."""
+
+    def __init__(self, first: int = 0, of: int = 1) -> None:
+        self.first, self.of = first, of
+        self.seen = 0
+
+    def has_next(self) -> bool:
+        """Whether the next launch of the plan is in this share."""
+        self.seen += 1
+        return (self.seen - 1) % self.of == self.first
 
 
 @dataclass(frozen=True)
@@ -56,9 +69,12 @@ class Step:
         if INTERPRETED:
             self.kernel[launch.grid](*first, *launch.scalars, **launch.constants)
             return
-        compiled = self.compiled(first, launch)
-        if getattr(current, "only_compile", False):  # see ahead.py
+        share = getattr(current, "only_compile", None)
+        if share is not None:
+            if share.has_next():
+                self.compiled(first, launch)
             return
+        compiled = self.compiled(first, launch)
         recording = getattr(current, "recording", None)
         if not understands(compiled):
             if recording is not None:

@@ -22,13 +22,13 @@ from .launch import INTERPRETED, Launch, Step, power_of_two
 from .line_schedule import (
     Segment,
     as_table,
-    cut_alike,
     dealt_out,
     lines_of,
     lines_of_taps,
     lines_of_tiles,
     most_parts,
     shares,
+    split_counts,
 )
 from .line_views import folded, folded_axes, folded_view, images_fit, images_last, images_last_view, padded_bytes
 from .replay import constant_tensor
@@ -36,15 +36,16 @@ from .tiles import MULTIPROCESSORS, SHARED_BYTES, Box, best_box, most_splits, wo
 from .tuning import Choice, fields_of
 from .weight_lines import line_weight_kernel
 
+MOST_TAPS = 4096  # so that planning takes milliseconds
 MOST_SEGMENTS = 62  # of a program that adds to a result: it knows which ones it has to sum again
 FARTHEST, LONGEST = 8, 256  # elements: from one that a copy takes to the next, and over all of them on an axis
 # Boxes of many images whose pixels lie far from each other: slower by this much where the cache does not hold both
 # operands (one layer was measured).
 SCATTERED, HELD_BYTES = 1.3, 40e6
 FEWER_LINES = 0.97  # of those of compact boxes, to make other boxes worth a thought
-# The tiles whose results were compared with a reference on an H200: output channels, input channels and pixels of a
-# line, then the taps a program without chains and with chains. Others compile, but only these are chosen.
-SEEN_RIGHT: dict[tuple[int, int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {
+# The tiles that the cost model below was fitted to: output channels, input channels and pixels of a line, then the taps
+# a program without chains and with chains. Others are right, too, but no time is known of them.
+FITTED_TILES: dict[tuple[int, int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {
     (64, 16, 64): ((1, 2, 3, 4), (3, 4, 6)),
     (64, 16, 128): ((1, 5), (5,)),
     (64, 32, 64): ((1, 2, 3, 5), (2, 3, 4)),
@@ -62,6 +63,7 @@ SEEN_RIGHT: dict[tuple[int, int, int], tuple[tuple[int, ...], tuple[int, ...]]] 
 }
 # Programs that share all lines evenly are at different lines at a time: only where the cache holds both operands.
 CACHED_BYTES = 45e6
+MOST_SHARED_TILES = 4096  # more fill the chip without sharing
 SHARING = 1.13  # of the time of equal shares, as measured
 # What the cost model counts with, in operations, bytes and seconds, fitted to layers measured on an H200: rates of the
 # products by the columns of a tile, and of copies from the cache by the channels of a pixel that are copied together.
@@ -105,7 +107,7 @@ class LineTile:
 
 def lines_fit(problem: Problem, geo: Geometry, fold: int = 0) -> bool:
     """Whether the copies and tensor cores can do this problem: 16-bit channels last, and enough of them."""
-    if INTERPRETED or not KNOWN_TRITON or not whole_channels(problem):
+    if INTERPRETED or not KNOWN_TRITON or not whole_channels(problem) or geo.taps > MOST_TAPS:
         return False
     fewest = min(geo.group_in, geo.group_out)
     if geo.group_in % 8 or geo.group_out % 8:
@@ -193,7 +195,7 @@ def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choi
 def tile_shapes(geo: Geometry) -> Iterator[tuple[int, int, int, int, bool, int]]:
     """(BK, CB, axis of the taps, taps a program, chained, pixels of a line) of every tile that is worth a thought."""
     axes = [axis for axis in range(3) if geo.kernel[axis] > 1] or [2]
-    for (bk, cb, pixels), (apart, chained) in SEEN_RIGHT.items():
+    for (bk, cb, pixels), (apart, chained) in FITTED_TILES.items():
         if bk >= 2 * max(64, geo.group_out) or cb >= 2 * max(16, geo.group_in):
             continue
         for axis in axes:
@@ -316,7 +318,7 @@ def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
             waves = -(-tiles * splits // slots)
             run = -(-max(by_taps) // splits) if waves == 1 else -(-total // (tiles * splits))
             ways.append((splits, 0, waves * (run + 4)))
-        if total >= 8 * slots and operand_bytes <= CACHED_BYTES and tiles > 1:
+        if total >= 8 * slots and operand_bytes <= CACHED_BYTES and 1 < tiles <= MOST_SHARED_TILES:
             run, segments = shares(tiles, total, slots)
             parts = (max(by_taps) - 2) // run + 2  # at most; see `settled`
             ways += [(parts, slots, SHARING * (run + 4 * segments))] if parts <= most else []
@@ -359,14 +361,6 @@ def shared_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]
             yield LineTile(box, bk, cb, taps, 1, False, slots, slots, 4, together, splits, seconds, shared=True)
 
 
-def split_counts(tiles: int, lines: int, slots: int, most: int) -> list[int]:
-    """Numbers of runs that fill whole waves of programs."""
-    found = {1}
-    for waves in range(1, 9):
-        found.add(waves * slots // tiles)
-    return sorted(count for count in found if 1 <= count <= max(1, min(most, lines // 4)))
-
-
 def box_descriptor(tensor: Any, box: Box, channels: int, stride: Three = (1, 1, 1)) -> BoxDescriptor:
     plain = descriptor(tensor, (*box, channels))
     steps = (1, *(step if size > 1 else 1 for step, size in zip(stride, box[1:])), 1)
@@ -375,12 +369,16 @@ def box_descriptor(tensor: Any, box: Box, channels: int, stride: Three = (1, 1, 
                          box=(*box, min(64, channels)), steps=steps)  # more channels are copied 64 at a time
 
 
+def tiles_with_taps(geo: Geometry, tile: LineTile) -> int:
+    """Tiles of the same taps: all channels of all groups."""
+    return -(-geo.group_out // tile.BK) * -(-geo.group_in // tile.CB) * geo.groups
+
+
 def schedule_of(geo: Geometry, tile: LineTile) -> list[list[Segment]]:
-    """Which lines of which tiles each program sums."""
+    """Which lines of which tiles each of the programs sums that share all lines."""
     lines = lines_of(geo, tile.box, tile.axis, tile.chain)
     by_taps = lines_of_taps(geo, tile.box, tile.axis, tile.NT, tile.chain, lines.length * lines.spread)
-    counts = lines_of_tiles(by_taps, -(-geo.group_out // tile.BK) * -(-geo.group_in // tile.CB), geo.groups)
-    return dealt_out(counts, tile.programs) if tile.programs else cut_alike(counts, tile.splits)
+    return dealt_out(lines_of_tiles(by_taps, tiles_with_taps(geo, tile) // geo.groups, geo.groups), tile.programs)
 
 
 def bias_rows(geo: Geometry, tile: LineTile) -> int:
@@ -405,12 +403,13 @@ def line_weight(geo: Geometry, tile: LineTile, products: int = 1, add: bool = Fa
     what is in the result already.
     """
     lines = lines_of(geo, tile.box, tile.axis, tile.chain)
-    schedule = schedule_of(geo, tile)
-    if add and max(map(len, schedule)) > MOST_SEGMENTS:
-        tile = replace(tile, programs=0)
-        schedule = schedule_of(geo, tile)
-    numbers, segments = as_table(schedule) if tile.programs else ([], 1)
+    schedule = schedule_of(geo, tile) if tile.programs else []
+    if add and max(map(len, schedule), default=0) > MOST_SEGMENTS:
+        tile, schedule = replace(tile, programs=0), []
+    numbers, segments = as_table(schedule) if schedule else ([], 1)
     fill = any(segment.fill for program in schedule for segment in program)
+    tap_tiles = math.prod(-(-geo.kernel[a] // (tile.NT if a == tile.axis else 1)) for a in range(3))
+    programs = len(schedule) or tile.splits * tap_tiles * tiles_with_taps(geo, tile)
     tables: dict[Any, Any] = {}
     pn, b0, b1, b2 = tile.box
     apart = tile.NT > 1 and not tile.shared
@@ -439,7 +438,7 @@ def line_weight(geo: Geometry, tile: LineTile, products: int = 1, add: bool = Fa
         batch = geo.batch // products
         scalars = (batch, *geo.y, *geo.x, lines.length, lines.spread, *lines.boxes[1:], -(-batch // pn), yn, *y,
                    xn, *xs, r_split, ro, ri, *r, geo.groups * geo.group_out)
-        return Launch((len(schedule),), scalars, constants, tile.warps, 1, leading,
+        return Launch((programs,), scalars, constants, tile.warps, 1, leading,
                       HALF_REGISTERS if tile.together == 2 else None)
 
     return Step(line_weight_kernel, launch)

@@ -75,17 +75,6 @@ def lines_of_tiles(by_taps: Sequence[int], channel_tiles: int, groups: int) -> l
     return [lines for lines in by_taps for _ in range(channel_tiles)] * groups
 
 
-def cut_alike(lines: Sequence[int], parts: int) -> list[list[Segment]]:
-    """Every tile in `parts` runs; programs of the same part are next to each other and find its lines in the cache."""
-    found = []
-    for part in range(parts):
-        for tile, count in enumerate(lines):
-            run = -(-count // parts)
-            begin = min(part * run, count)
-            found.append([Segment(tile, part, begin, min(begin + run, count), 0)])
-    return found
-
-
 def dealt_out(lines: Sequence[int], programs: int) -> list[list[Segment]]:
     """The lines of all tiles in equal shares."""
     share = max(1, -(-sum(lines) // programs))
@@ -124,3 +113,11 @@ def shares(tiles: int, total_lines: int, programs: int) -> tuple[int, int]:
     """About how many lines and segments a program has when the lines are dealt out."""
     share = -(-total_lines // programs)
     return share, 1 + math.ceil(share * tiles / max(1, total_lines))
+
+
+def split_counts(tiles: int, lines: int, slots: int, most: int) -> list[int]:
+    """Numbers of runs that fill whole waves of programs."""
+    found = {1}
+    for waves in range(1, 9):
+        found.add(waves * slots // tiles)
+    return sorted(count for count in found if 1 <= count <= max(1, min(most, lines // 4)))

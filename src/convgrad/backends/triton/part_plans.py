@@ -53,6 +53,9 @@ def flops_of(geo: Geometry) -> float:
     return 2.0 * geo.groups * geo.group_out * geo.group_in * geo.taps * geo.pixels
 
 
+MOST_CHUNKS = 1024  # of a problem, so that planning takes milliseconds
+
+
 def pointer_seconds(geo: Geometry) -> float:
     """Expected of the kernel that reads by pointers."""
     narrow = geo.groups > 1 or min(geo.group_in, geo.group_out) < 16
@@ -134,12 +137,7 @@ class PartPlan:
 
     def runner(self, add_parts: Step) -> Callable[[Any, Any, Any, Any], None]:
         """run(dy, x, dw, workspace); `add_parts(partial, dw)` adds the partial sums."""
-        geo, axis, count = self.chunk_geometry, self.axis, parts_of(self.products)
-        y_steps, x_steps = {}, {}
-        for _, row in self.places():
-            y_steps[row] = split_step(count, self.padded, geo.y, axis, row)
-            first = 0 if self.whole else row * geo.stride[axis] - self.geo.pad[axis]
-            x_steps[row] = split_step(count, self.padded, geo.x, axis, first)
+        geo, outer, count = self.chunk_geometry, self.axis, parts_of(self.products)
         multiply = [line_weight(replace(geo, batch=self.padded * self.products), self.tile, self.products, add)
                     for add in (False, True)]
         y_size, x_size = self.part_elements()
@@ -156,8 +154,9 @@ class PartPlan:
             partial = memory[y_floats + x_floats:].view(shape) if self.tile.splits > 1 else dw
             target = partial.permute(0, 1, 5, 2, 3, 4) if self.tile.splits > 1 else dw
             for number, (image, row) in enumerate(self.places()):
-                y_steps[row](dy[image:image + self.images], y_parts)
-                x_steps[row](x[image:image + self.images], x_parts)
+                first = 0 if self.whole else row * geo.stride[outer] - self.geo.pad[outer]
+                split_step(count, self.padded, geo.y, outer, row)(dy[image:image + self.images], y_parts)
+                split_step(count, self.padded, geo.x, outer, first)(x[image:image + self.images], x_parts)
                 multiply[number > 0](seen(y_parts, geo.y, dy.shape[1]), seen(x_parts, geo.x, x.shape[1]), target)
             if self.tile.splits > 1:
                 add_parts(partial, dw)
@@ -191,6 +190,8 @@ def in_chunks(problem: Problem, geo: Geometry, products: int, limit: int, for_su
         images = -(-geo.batch // -(-geo.batch // images))  # chunks of about the same size
         rows = -(-extent // -(-extent // rows))
         plan = PartPlan(problem, geo, NO_TILE, products, images, images, rows)
+        if plan.chunks > MOST_CHUNKS:
+            return None
         used = PART_BYTES * sum(plan.part_elements())
         tile = choose_lines(replace(plan.chunk_geometry, batch=images * products), max(0, limit - used))
         if tile is None:

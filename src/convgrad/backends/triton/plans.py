@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import triton.language as tl
@@ -12,6 +13,7 @@ import triton.language as tl
 from ...problem import DTYPES, Plan, Problem, Unsupported
 from . import band_plans, copied_plans, decoded_plans, depthwise_plans, slide_box_plans, slide_plans, stacked_plans
 from .bias_parts import bias_add_step
+from .fallback import run_first_compiled
 from .flat import flattened, with_flat
 from .gather import gather_kernel
 from .geometry import Geometry, geometry, needs_wide, strides_of
@@ -51,8 +53,7 @@ def plan_as_given(problem: Problem, max_workspace: int | None, choice: Choice | 
     source = "given"
     if choice is None:
         choice, source = tuned(problem)
-    if any(problem.conv.shape_of(result).count(0) for result in problem.results) or 0 in problem.conv.output_shape \
-            or (problem.conv.group_in == 0 and wrt != "bias"):
+    if no_products(problem):
         if len(problem.results) > 1:
             raise Unsupported("several results of a problem without elements: one kernel each is used")
         return Plan(problem, "triton", "fill_zero", on_tensors(problem, fill_zero), 0)
@@ -67,6 +68,13 @@ def plan_as_given(problem: Problem, max_workspace: int | None, choice: Choice | 
     if wrt == "weight":
         return noted(weight_plan(problem, geo, max_workspace, choice), source)
     return noted(gather_plan(problem, geo, max_workspace, choice), source)
+
+
+def no_products(problem: Problem) -> bool:
+    """Whether a result is empty, or every sum of one is: no outputs, no channels, or nothing but padding."""
+    conv = problem.conv
+    return (any(0 in conv.shape_of(result) for result in problem.results) or 0 in conv.output_shape
+            or (problem.wrt != "bias" and 0 in (conv.group_in, *conv.in_size)))
 
 
 def noted(plan: Plan, source: str) -> Plan:
@@ -189,10 +197,9 @@ def with_copies(problem: Problem, geo: Geometry, max_workspace: int | None, choi
 def first_that_takes(problem: Problem, ways: list[Way]) -> Plan:
     """The plan that runs the first way which takes the tensors; the last takes all."""
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        for way in ways:
-            if way.takes(operands, results[0]):
-                way.run(operands, results[0], workspace)
-                return
+        suited = ((way.name, partial(way.run, operands, results[0], workspace)) for way in ways
+                  if way.takes(operands, results[0]))
+        run_first_compiled(problem, suited, (*operands, *results))
 
     notes = [f"tile: {ways[0].note}", *(f"where tensors do not lie as that needs: {way.note}" for way in ways[1:])]
     return Plan(problem, "triton", ways[0].name, on_tensors(problem, run), max(way.workspace_bytes for way in ways),
@@ -211,24 +218,22 @@ def weight_and_bias_plan(problem: Problem, geo: Geometry, max_workspace: int | N
     if not ways[0].bias_bytes or size > workspace_limit(geo, max_workspace):
         raise Unsupported("weight and bias gradient at once: one kernel each is used")
 
-    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+    def run_by(way: Way, operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
         weight_result, bias_result = results
-        way = next(way for way in ways if way.takes(operands, weight_result))
         if way.bias_bytes:
             way.run(operands, weight_result, workspace, bias_result)
         else:
             way.run(operands, weight_result, workspace)
             bias.run(operands[:1], bias_result, workspace)
 
+    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+        suited = ((way.name, partial(run_by, way, operands, results, workspace)) for way in ways
+                  if way.takes(operands, results[0]))
+        run_first_compiled(problem, suited, (*operands, *results))
+
     plan = first_that_takes(alone, ways)
     return noted(plan._replace(problem=problem, kernel=f"{plan.kernel}_bias", run=on_tensors(problem, run),
                                workspace_bytes=max(size, bias.workspace_bytes)), source)
-
-
-def must_settle(numbers: dict[str, Any], computed: bool, stages: int) -> bool:
-    """Whether the first operand of products is computed in registers (see elements.settled)."""
-    return (not INTERPRETED and numbers["ACC"] == tl.float32
-            and (computed or stages == 1 or numbers["ROUND"] != "" or numbers["PRECISION"] != "ieee"))
 
 
 def gather_launch(geo: Geometry, tile: GatherTile, is_input: bool, numbers: dict[str, Any], source: Any, weight: Any,
@@ -251,8 +256,7 @@ def gather_launch(geo: Geometry, tile: GatherTile, is_input: bool, numbers: dict
     constants = {
         "SALIGN": salign, "WALIGN": walign, "RALIGN": ralign, **geo.constants(), **geo.phase_constants(),
         "U0": slots[0], "U1": slots[1], "U2": slots[2], "RED": red, "COL": col, "INPUT": is_input,
-        "WIDE": needs_wide(source, weight, result), **numbers, **tile.constants(),
-        "SETTLE": must_settle(numbers, tile.TS > 1 or tile.FLAT, tile.stages)}
+        "WIDE": needs_wide(source, weight, result), **numbers, **tile.constants()}
     scalars = (geo.batch, *from_extents, *to_extents, *positions, row_tiles, sn, sc, *s, wo, wi, *w, rn, rc, *r)
     return Launch((programs,), scalars, constants, tile.warps, tile.stages)
 
@@ -293,11 +297,7 @@ def weight_choices(problem: Problem, geo: Geometry, max_workspace: int | None, c
     return [*weight_ways(problem, geo, max_workspace, choice), by_pointers]
 
 
-def by_pixel(numbers: dict[str, Any]) -> bool:
-    """Whether weight_kernel sums tiles with a NaN again by pixels: of float64 that gave wrong sums on an H200."""
-    return not INTERPRETED and numbers["ACC"] == tl.float32
-
-
+BY_PIXEL = not INTERPRETED  # how weight_kernel sums tiles with a NaN again
 LINE_ENDS = ("LC", "WC")  # layouts whose last spatial axis and channels make one line
 
 
@@ -322,9 +322,7 @@ def weight_launch(geo: Geometry, tile: WeightTile, numbers: dict[str, Any], dy: 
         r_split, (ro, ri, *r) = 0, strides_of(result)
     boxes = tuple(-(-extent // size) for extent, size in zip((geo.batch, *geo.y), tile.box))
     run = -(-math.prod(boxes) // tile.SPLITS)
-    # NOTE: the small problems that were wrong on an H200 had pipelines longer than their loops, as had right ones; one
-    # became right when its pipeline was cut. A precaution.
-    stages = min(tile.stages, run)
+    stages = min(tile.stages, run)  # more would only take shared memory
     channels = geo.group_in * tile.GP
     if tile.FLAT:
         columns = -(-geo.taps * channels // (tile.TS * tile.CB))
@@ -334,8 +332,7 @@ def weight_launch(geo: Geometry, tile: WeightTile, numbers: dict[str, Any], dy: 
         columns = -(-geo.taps // tile.TS) * -(-channels // tile.CB)
     programs = columns * -(-geo.group_out * tile.GP // tile.BK) * tile.SPLITS * (geo.groups // tile.GP)
     constants = {"YALIGN": yalign, "XALIGN": xalign, **geo.constants(), "KG": geo.group_out, "CG": geo.group_in,
-                 "WIDE": needs_wide(dy, x, result), **numbers, **tile.constants(), "BY_PIXEL": by_pixel(numbers),
-                 "SETTLE": must_settle(numbers, tile.SWAP and (tile.TS > 1 or tile.FLAT or tile.SEG), stages)}
+                 "WIDE": needs_wide(dy, x, result), **numbers, **tile.constants(), "BY_PIXEL": BY_PIXEL}
     scalars = (geo.batch, *geo.y, *geo.x, *boxes[1:], math.prod(boxes), run, yn, yc, *y, xn, xc, *xs, r_split, ro, ri,
                *r)
     return Launch((programs,), scalars, constants, tile.warps, stages)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...problem import Problem
 from .geometry import Geometry
-from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
+from .launch import Launch, Step, aligned_strides, power_of_two
 from .line_plans import LAUNCH_SECONDS, MEMORY_BYTES
 from .numbers_on_device import rounding
 from .points import point_gather_kernel, point_weight_kernel
@@ -115,7 +115,7 @@ def point_gather(problem: Problem, geo: Geometry, tile: PointTile) -> Step:
         programs = -(-col // tile.rows) * geo.batch * -(-positions // tile.columns)
         return Launch((programs,), (run, *source_steps, *steps, *result_steps),
                       {"S_ALIGN": s_align, "R_ALIGN": r_align, "RUN_ALIGN": run_align, "RED": red, "COL": col,
-                       "SETTLE": tile.stages == 1 and not INTERPRETED, "BN": tile.rows, "BP": tile.columns,
+                       "BN": tile.rows, "BP": tile.columns,
                        "CB": tile.depth}, tile.warps, tile.stages)
 
     return Step(point_gather_kernel, launch)
@@ -136,7 +136,7 @@ def point_weight(geo: Geometry, tile: PointTile) -> Step:
         return Launch((programs,), (run, run_tiles, steps, -(-steps // tile.splits), *y_steps, *x_steps, r_split, r_o,
                                     r_i),
                       {"Y_ALIGN": y_align, "X_ALIGN": x_align, "RUN_ALIGN": run_align, "KG": geo.group_out,
-                       "CG": geo.group_in, "SETTLE": tile.stages == 1 and not INTERPRETED, "BK": tile.rows,
+                       "CG": geo.group_in, "BK": tile.rows,
                        "BC": tile.columns, "BP": tile.depth}, tile.warps, tile.stages)
 
     return Step(point_weight_kernel, launch)

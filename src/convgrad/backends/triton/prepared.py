@@ -13,7 +13,7 @@ from .replay import Recorded, recorded
 def prepared_plan(plan: Plan, parts: Callable[..., list[Callable[[], None]]] | None = None) -> Plan:
     """The plan with its runner recorded; `parts` gives the calls that it makes one after the other."""
     problem = plan.problem
-    runner = recorded(plan.run, str(problem), parts)
+    runner = recorded(plan.run, problem, parts)
     if not isinstance(runner, Recorded):  # the interpreter launches nothing
         return plan
     dtypes = [TORCH_DTYPES[problem.dtype]] * len(problem.operands) + \

@@ -15,7 +15,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...problem import Problem
-from .launch import INTERPRETED, current
+from .compile_pool import Wanted, pool
+from .launch import INTERPRETED, Share, current
+from .packed_adds import NotCompiled, only_from_caches
 from .recording import Recording, constant_on, start, without_memory
 
 Run = Callable[[tuple[Any, ...], tuple[Any, ...], Any], None]
@@ -36,6 +38,8 @@ class Watch(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(current, "only_compile", None) is not None:  # see fallback.py: compiled first
+            return func(*args, **(kwargs or {}))
         if func.overloadpacket is torch.ops.aten.zero_:
             self.recording.add_zeros(args[0])
             return args[0]
@@ -58,10 +62,10 @@ def constant_tensor(made: dict[Any, Any], like: Any, make: Callable[[Any], Any])
     return constant_on(made, like, make, getattr(current, "recording", None))
 
 
-def compile_at_once(calls: list[Callable[[], None]], device: Any) -> None:
+def compile_in_threads(calls: list[Callable[[], None]], device: Any) -> None:
     """Compile what some calls launch, in a thread for each; errors are left to the calls themselves."""
     def compile_only(call: Callable[[], None]) -> None:
-        current.only_compile = True
+        current.only_compile = Share()
         with contextlib.suppress(Exception), on_device(device):
             call()
 
@@ -78,7 +82,7 @@ def on_device(device: Any) -> Any:
     return torch.cuda.device(device) if torch.cuda.is_available() else contextlib.nullcontext()
 
 
-def recorded(run: Run, problem: str, parts: Callable[..., list[Callable[[], None]]] | None = None) -> Run:
+def recorded(run: Run, problem: Problem | str, parts: Callable[..., list[Callable[[], None]]] | None = None) -> Run:
     """The runner as prepared calls; the interpreter has nothing to record."""
     return run if INTERPRETED else Recorded(run, problem, parts)
 
@@ -86,8 +90,10 @@ def recorded(run: Run, problem: str, parts: Callable[..., list[Callable[[], None
 class Recorded:
     """A runner of tensors of one shape: a prepared call for each set of strides and alignments on CUDA tensors."""
 
-    def __init__(self, run: Run, problem: str, parts: Callable[..., list[Callable[[], None]]] | None = None) -> None:
-        """`parts` gives the calls that `run` makes one after the other, where it does no more than that."""
+    def __init__(self, run: Run, problem: Problem | str,
+                 parts: Callable[..., list[Callable[[], None]]] | None = None) -> None:
+        """`problem` is what `run` is the plan of, or a name for messages; `parts` gives the calls that it makes one
+        after the other, where it does no more than that."""
         self.run, self.problem, self.parts = run, problem, parts
         self.calls: dict[Any, Any] = {}  # None: cannot be recorded
 
@@ -97,7 +103,7 @@ class Recorded:
             recording.begin_part()
             self.run(operands, results, workspace)
             return
-        if not results[0].is_cuda or getattr(current, "only_compile", False):
+        if not results[0].is_cuda or getattr(current, "only_compile", None) is not None:
             self.run(operands, results, workspace)
             return
         device = results[0].get_device()
@@ -138,15 +144,33 @@ class Recorded:
         results = tensors[operands:len(tensors) - with_workspace]
         given = (tuple(tensors[:operands]), tuple(results), tensors[-1] if with_workspace else None)
         with on_device(device):
-            if self.parts is not None:
-                compile_at_once(self.parts(*given), device)
-            recording = current.recording = Recording(self.problem, tensors, device)
             try:
-                with Watch(recording):
-                    self.run(*given)
-            finally:
-                current.recording = None
+                with only_from_caches():
+                    recording = self.recording_of(given, tensors, device)
+            except NotCompiled:
+                self.compile(given, tensors, device)
+                recording = self.recording_of(given, tensors, device)
         if len(self.calls) >= MOST_CALLS:
             self.calls.clear()
         call = self.calls[key] = recording.call if recording.complete else None
         return call
+
+    def recording_of(self, given: tuple[Any, ...], tensors: list[Any], device: Any) -> Recording:
+        """What the runner launches on tensors without memory."""
+        recording = current.recording = Recording(str(self.problem), tensors, device)
+        try:
+            with Watch(recording):
+                self.run(*given)
+        finally:
+            current.recording = None
+        return recording
+
+    def compile(self, given: tuple[Any, ...], tensors: list[Any], device: Any) -> None:
+        """Compile what is missing, in processes where these have been started, else in threads."""
+        compiling = pool()  # started by the first kernel that is missing
+        plain = isinstance(self.problem, Problem) and given[2] is None and not any(
+            tensor.data_ptr() for tensor in tensors)  # unaligned
+        if plain and compiling is not None and compiling.ready.is_set() and not compiling.failed:
+            compiling.compile([Wanted(str(self.problem), tuple(tuple(tensor.stride()) for tensor in tensors))])
+        elif self.parts is not None:
+            compile_in_threads(self.parts(*given), device)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ...problem import DTYPES, Plan, Problem, Unsupported
 from .depthwise_plans import channels_last, tap_major
+from .fallback import run_first_compiled
 from .geometry import Geometry, strides_of, turned
 from .launch import INTERPRETED, Launch, Step, aligned_strides
 from .numbers_on_device import on_tensors, rounding, scratch
@@ -246,7 +248,7 @@ def tall_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
 def fits(problem: Problem, geo: Geometry) -> bool:
     """Whether the strips' kernels compute what is asked for: float32 sums of operands as they are stored."""
     return (not INTERPRETED and channels_last(problem) and problem.dtype in ("bfloat16", "float16", "float32")
-            and rounding(problem) == "" and problem.wrt != "output" and max(geo.x + geo.y) < 2**20)
+            and rounding(problem) == "" and problem.wrt not in ("output", "input+bias") and max(geo.x + geo.y) < 2**20)
 
 
 def takes(*tensors: Any) -> bool:
@@ -326,9 +328,11 @@ def or_plain(slid: Plan, plain: Sequence[Plan]) -> Plan:
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
         wide = [t for name, t in zip((*problem.operands, *problem.results), (*operands, *results))
                 if name not in ("weight", "bias")]
-        if takes(*wide):
-            slid.run(operands, results, workspace)
-            return
+        suited = [(slid.kernel, partial(slid.run, operands, results, workspace))] if takes(*wide) else []
+        run_first_compiled(problem, [*suited, (plain[0].kernel, partial(run_plain, operands, results, workspace))],
+                  (*operands, *results))
+
+    def run_plain(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
         first = 0
         for part, pick in zip(plain, picks):
             last = first + len(part.problem.results)

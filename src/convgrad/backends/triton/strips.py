@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from .geometry import Geometry, turned
 from .launch import power_of_two
@@ -143,9 +144,9 @@ def resident(kind: str, geo: Geometry, strip: Strip, registers: int) -> int:
                       SHARED_BYTES // (shared_bytes(kind, geo, strip) + 1024), 32))
 
 
-def estimate(kind: str, geo: Geometry, strip: Strip) -> float:
+def estimate(kind: str, geo: Geometry, strip: Strip, done: Work | None = None) -> float:
     """Milliseconds, roughly: the longer of issuing all instructions and moving all bytes, in waves of programs."""
-    done = work(kind, geo, strip)
+    done = done or work(kind, geo, strip)
     channel_tiles = -(-geo.groups // strip.BC)
     steps = -(-done.steps // strip.segments)
     steps = -(-steps // strip.UNROLL) * strip.UNROLL
@@ -187,6 +188,13 @@ def channel_tiles(channels: int) -> Iterator[int]:
             yield width
 
 
+def even_widths(extent: int, multiple: int) -> list[int]:
+    """Widths, multiples of a number and no wider than a strip gets, that cut an extent into parts of about one size."""
+    units = -(-extent // multiple)
+    return [count * multiple for count in range(1, 2 * MOST_STRIP // multiple + 1)
+            if -(-units // -(-units // count)) == count]
+
+
 def worth_trying(kind: str, geo: Geometry, shared: int) -> Iterator[Strip]:
     """Strips whose registers fit; `shared` is the most that may go through shared memory."""
     turn = slides_along_last(geo)
@@ -194,14 +202,16 @@ def worth_trying(kind: str, geo: Geometry, shared: int) -> Iterator[Strip]:
         geo = turned(geo)
     if geo.stride[0] > 1 or (geo.stride[1] > 1 and geo.dilation[1] > 1) or (kind == "both" and not planes_apart(geo)):
         return
+    if geo.kernel[2] > MOST_REGISTERS:  # a line of taps, or its sums, is in registers
+        return
     extent = geo.y[2] if kind == "weight" else geo.x[2]
     multiple = 1 if kind == "weight" else geo.stride[2]
-    widths = sorted({math.ceil(extent / (parts * multiple)) * multiple for parts in range(1, extent + 1)})
+    widths = even_widths(extent, multiple)
     rows = geo.y[1] if kind == "weight" else geo.x[1]
     reach = -(-geo.kernel[1] // geo.stride[1])
     taps = math.prod(geo.kernel[1:] if kind == "weight" else geo.kernel)
     for u in widths:
-        if u > 2 * MOST_STRIP or (u > 1 and u * 8 < min(extent, MOST_STRIP) * 1):
+        if u > 1 and u * 8 < min(extent, MOST_STRIP):
             continue
         for v in (1, 2, 4):
             if geo.groups % v:
@@ -236,17 +246,18 @@ def worth_trying(kind: str, geo: Geometry, shared: int) -> Iterator[Strip]:
                         if work(kind, geo, strip).registers <= MOST_REGISTERS:
                             yield strip
                     elif kind == "weight" and unroll == 1:
-                        for groups in range(2, geo.kernel[1] + 1):
+                        for lines in range(min(geo.kernel[1], MOST_REGISTERS // (geo.kernel[2] * v)), 0, -1):
+                            groups = max(2, -(-geo.kernel[1] // lines))
                             strip = replace(strip, LINES=-(-geo.kernel[1] // groups))
                             if work(kind, geo, strip).registers <= MOST_REGISTERS:
                                 yield strip
                                 break
 
 
-def in_runs(kind: str, geo: Geometry, strip: Strip, max_workspace: int | None, bias: bool) -> Iterator[Strip]:
-    """The strip with the segments and runs that fill the chip."""
+def in_runs(kind: str, geo: Geometry, strip: Strip, done: Work, max_workspace: int | None,
+            bias: bool) -> Iterator[Strip]:
+    """The strip with the segments and runs that fill the chip; `done`: its work in one segment."""
     oriented = turned(geo) if strip.turn else geo
-    done = work(kind, oriented, strip)
     channels = -(-geo.groups // strip.BC)
     at_once = MULTIPROCESSORS * resident(kind, oriented, strip, done.registers)
     size = 4 * geo.groups * (geo.taps + bias)
@@ -268,20 +279,30 @@ def in_runs(kind: str, geo: Geometry, strip: Strip, max_workspace: int | None, b
             yield replace(strip, segments=segments, splits=runs)
 
 
+@lru_cache(maxsize=256)
 def choose_strip(kind: str, geo: Geometry, max_workspace: int | None = None, bias: bool = False,
                  shared: int = SHARED) -> Strip | None:
     """The strip that the model thinks fastest, or None where none fits."""
-    found = ranked(kind, geo, max_workspace, bias, shared)
-    return found[0] if found else None
+    found = estimated(kind, geo, max_workspace, bias, shared)
+    return min(found, key=lambda one: one[0], default=(0.0, None))[1]
 
 
 def ranked(kind: str, geo: Geometry, max_workspace: int | None = None, bias: bool = False,
            shared: int = SHARED) -> list[Strip]:
     """All strips worth trying, the model's favourite first."""
+    found = estimated(kind, geo, max_workspace, bias, shared)
+    return [strip for _, strip in sorted(found, key=lambda one: one[0])]
+
+
+def estimated(kind: str, geo: Geometry, max_workspace: int | None, bias: bool,
+              shared: int) -> Iterator[tuple[float, Strip]]:
+    """Expected milliseconds of all strips worth trying."""
     oriented = turned(geo) if slides_along_last(geo) else geo
-    options = [runs for strip in worth_trying(kind, geo, shared)
-               for runs in in_runs(kind, geo, strip, max_workspace, bias)]
-    return sorted(options, key=lambda strip: estimate(kind, oriented, strip))
+    for strip in worth_trying(kind, geo, shared):
+        done = work(kind, oriented, strip)
+        for runs in in_runs(kind, geo, strip, done, max_workspace, bias):
+            overlap = runs.segments > 1 and kind == "input"  # of segments: more steps
+            yield estimate(kind, oriented, runs, work(kind, oriented, runs) if overlap else done), runs
 
 
 def bias_rides(kind: str, geo: Geometry, strip: Strip) -> bool:

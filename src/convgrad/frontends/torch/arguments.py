@@ -26,8 +26,12 @@ def check_rank(tensor: torch.Tensor, name: str, ranks: Sequence[int], what: str)
 
 def ints(value: Any, name: str, axes: int, minimum: int) -> tuple[int, ...]:
     """One number per axis from a number, or from a sequence of one or of one per axis, as PyTorch takes them."""
+    if type(value) is tuple and len(value) == axes and all([type(one) is int and one >= minimum for one in value]):
+        return value  # what layers hold
     if isinstance(value, (tuple, list)) and len(value) == 1:
         value = value[0]
+    if type(value) is int and value >= minimum:
+        return (value,) * axes
     return checked_ints(value, name, axes, minimum)
 
 
@@ -35,8 +39,8 @@ def pads(value: Any, axes: int, kernel: Ints, stride: Ints, dilation: Ints) -> l
     """`padding` as the operators take it, from numbers, (low, high) pairs or a word."""
     if isinstance(value, str):
         return worded(value, kernel, stride, dilation)
-    if isinstance(value, (tuple, list)) and len(value) == 1 and not isinstance(value[0], (tuple, list)):
-        value = value[0]
+    if type(value) is int or (isinstance(value, (tuple, list)) and all([type(one) is int for one in value])):
+        return list(ints(value, "padding", axes, 0))
     pairs = checked_padding(value, axes)
     if all(low == high for low, high in pairs):
         return [low for low, _ in pairs]

@@ -33,10 +33,6 @@ def outer_levels() -> Iterator[None]:
 
     `Function` turns off recording for all levels of torch.func, where only the innermost has to be left out.
     """
-    if not torch._C._are_functorch_transforms_active():
-        with below_autograd():
-            yield
-        return
     with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), below_autograd():
         yield
 
@@ -49,14 +45,15 @@ def differentiable(name: str, tensors: int, saved: int, backward: Backward, tang
     class Derivative(Function):
         @staticmethod
         def forward(*arguments: Any) -> Any:
-            with outer_levels():
+            with outer_levels() if torch._C._are_functorch_transforms_active() else below_autograd():
                 return operator(*arguments)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             ctx.set_materialize_grads(False)
             ctx.save_for_backward(*inputs[:saved])
-            ctx.save_for_forward(*inputs[:saved])
+            if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+                ctx.save_for_forward(*inputs[:saved])
             ctx.rest = inputs[tensors:]
 
         @staticmethod
@@ -71,7 +68,7 @@ def differentiable(name: str, tensors: int, saved: int, backward: Backward, tang
                 return tangent(tangents[:tensors], ctx.saved_tensors, ctx.rest)
 
     def kernel(*arguments: Any) -> Any:
-        if not recording(arguments):
+        if not recording(arguments[:tensors]):
             with below_autograd():
                 return operator(*arguments)
         # Function.apply would hand this to torch.func, which has done its part already: it has called this kernel.
@@ -87,9 +84,9 @@ def differentiable(name: str, tensors: int, saved: int, backward: Backward, tang
     library.impl(name, kernel, "Autograd")
 
 
-def recording(arguments: tuple[Any, ...]) -> bool:
+def recording(tensors: tuple[Tensor | None, ...]) -> bool:
     """Whether anyone may ask for a derivative."""
-    return (torch.is_grad_enabled() and any([isinstance(a, Tensor) and a.requires_grad for a in arguments])) or \
+    return (torch.is_grad_enabled() and any([one is not None and one.requires_grad for one in tensors])) or \
         forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active() or \
         torch._C._len_torch_dispatch_stack() > 0
 

@@ -6,6 +6,7 @@ convgrad's. Number formats that convgrad does not have, complex ones for example
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,13 +15,14 @@ from torch.nn.functional import pad
 
 from . import batching as _batching
 from . import derivatives as _derivatives
+from . import prepared as _prepared
 from . import rules as _rules
 from .arguments import check_rank, check_tensor, ints, pads
 from .geometry import Geometry
 from .operators import ops
 from .tensors import FORMATS
 
-REGISTERED = (_derivatives, _batching, _rules)  # importing them completes the operators
+REGISTERED = (_derivatives, _batching, _rules, _prepared)  # importing them completes the operators
 
 
 def conv(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, stride: Any = 1, padding: Any = 0,
@@ -112,18 +114,20 @@ def conv_tbc(input: Tensor, weight: Tensor, bias: Tensor | None = None, pad: Any
 # --- from arguments to an operator ------------------------------------------------------------------------------------
 
 Tensors = tuple[Tensor, Tensor, Tensor | None]  # input, weight, bias
+Serve = Callable[..., Tensor]  # of input, weight, bias and the fields of a Geometry
 
 
-def plainly(axes: int, tensors: Tensors, stride: Any, padding: Any, dilation: Any, groups: Any) -> Tensor:
+def plainly(axes: int, tensors: Tensors, stride: Any, padding: Any, dilation: Any, groups: Any,
+            serve: Serve | None = None) -> Tensor:
     check_operands(axes, tensors)
     stride, dilation = ints(stride, "stride", axes, 1), ints(dilation, "dilation", axes, 1)
     padding = pads(padding, axes, tensors[1].shape[2:], stride, dilation)
     (groups,) = ints(groups, "groups", 1, 1)
-    return computed(tensors, Geometry(stride, padding, dilation, False, [0] * axes, groups))
+    return computed(tensors, Geometry(stride, padding, dilation, False, [0] * axes, groups), serve)
 
 
 def transposed(axes: int, tensors: Tensors, stride: Any, padding: Any, output_padding: Any, dilation: Any,
-               groups: Any) -> Tensor:
+               groups: Any, serve: Serve | None = None) -> Tensor:
     check_operands(axes, tensors)
     if isinstance(padding, str):
         raise TypeError(f"padding={padding!r}: a transposed convolution takes numbers or (low, high) pairs")
@@ -131,15 +135,15 @@ def transposed(axes: int, tensors: Tensors, stride: Any, padding: Any, output_pa
     padding = pads(padding, axes, tensors[1].shape[2:], stride, dilation)
     output_padding = ints(output_padding, "output_padding", axes, 0)
     (groups,) = ints(groups, "groups", 1, 1)
-    return computed(tensors, Geometry(stride, padding, dilation, True, output_padding, groups))
+    return computed(tensors, Geometry(stride, padding, dilation, True, output_padding, groups), serve)
 
 
-def computed(tensors: Tensors, geometry: Geometry) -> Tensor:
+def computed(tensors: Tensors, geometry: Geometry, serve: Serve | None) -> Tensor:
     input, weight, bias = tensors
     unbatched = input.dim() < weight.dim()
     if unbatched:
         input = input.unsqueeze(0)
-    serve = ops.convolution if input.dtype in FORMATS else of_torch
+    serve = serve or (ops.convolution if input.dtype in FORMATS else of_torch)
     result: Tensor = serve(input, weight, bias, *geometry)
     return result.squeeze(0) if unbatched else result
 

@@ -30,7 +30,7 @@ class Geometry(NamedTuple):
 
     @property
     def one_sided(self) -> bool:
-        return any(low != high for low, high in self.pairs)
+        return len(self.padding) != len(self.stride) and any(low != high for low, high in self.pairs)
 
     @property
     def torch_takes_it(self) -> bool:

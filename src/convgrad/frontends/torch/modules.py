@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from ...problem import checked_padding
 from .arguments import check_rank, check_tensor, ints
 from .functional import conv_tbc, plainly, transposed
+from .geometry import Geometry
+from .main_grad import IntoMainGrad, main_grads
 
 
 def has_pairs(padding: Any) -> bool:
@@ -37,7 +39,24 @@ class OneSided:
             self._reversed_padding_repeated_twice = [pad for pair in reversed(pairs) for pad in pair]
 
 
-class Plain(OneSided):
+class Ours(OneSided):
+    """What the layers below have in common: who computes them."""
+
+    adds_to_main_grad = False  # see main_grad.py
+
+    def serve(self, weight: Tensor, bias: Tensor | None) -> Any:
+        """The function of input, weight, bias and geometry; None for the usual one."""
+        if not self.adds_to_main_grad or not torch.is_grad_enabled():
+            return None
+        targets = main_grads(weight, bias)
+
+        def into_main_grad(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Any:
+            return IntoMainGrad.apply(input, weight, bias, Geometry(*geometry), targets)
+
+        return into_main_grad
+
+
+class Plain(Ours):
     """The forward of Conv1d, Conv2d and Conv3d."""
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -46,16 +65,17 @@ class Plain(OneSided):
             check_tensor(input, "input")
             input = nn.functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
-        return plainly(self.axes, (input, weight, bias), self.stride, padding, self.dilation, self.groups)
+        return plainly(self.axes, (input, weight, bias), self.stride, padding, self.dilation, self.groups,
+                       self.serve(weight, bias))
 
 
-class Transposed(OneSided):
+class Transposed(Ours):
     """The forward of ConvTranspose1d, ConvTranspose2d and ConvTranspose3d."""
 
     def forward(self: Any, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         extra = self.output_padding if output_size is None else self.extra_positions(input, output_size)
         return transposed(self.axes, (input, self.weight, self.bias), self.stride, self.padding, extra, self.dilation,
-                          self.groups)
+                          self.groups, self.serve(self.weight, self.bias))
 
     def extra_positions(self: Any, input: Tensor, output_size: Sequence[int]) -> tuple[int, ...]:
         """The output padding that makes an output of `output_size`, spatial or with the axes before."""

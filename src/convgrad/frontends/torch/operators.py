@@ -34,10 +34,10 @@ for schema in SCHEMAS:
 ops = torch.ops.convgrad
 
 
-def on_devices(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a kernel for the CPU and for CUDA."""
+def on_devices(name: str, *keys: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a kernel, for the CPU and for CUDA where nothing else is said."""
     def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
-        for key in ("CPU", "CUDA"):
+        for key in keys or ("CPU", "CUDA"):
             library.impl(name, kernel, key)
         return kernel
 
@@ -109,16 +109,22 @@ def checked_convolution(input: torch.Tensor, weight: torch.Tensor, bias: torch.T
 
 def aten_convolution(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
                      geometry: Geometry) -> torch.Tensor:
-    return torch.convolution(input, weight, bias, geometry.stride, [low for low, _ in geometry.pairs],  # type: ignore
-                             geometry.dilation, geometry.transposed, geometry.output_padding, geometry.groups)
+    padding = geometry.padding if len(geometry.padding) == len(geometry.stride) else [low for low, _ in geometry.pairs]
+    result: torch.Tensor = torch.convolution(input, weight, bias, geometry.stride, padding, geometry.dilation,
+                                             geometry.transposed, geometry.output_padding, geometry.groups)
+    return result
 
 
 @on_devices("convolution")
 def convolution(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *arguments: Any) -> torch.Tensor:
     geometry = Geometry(*arguments)
+    if geometry.torch_takes_it and input.dim() == len(geometry.stride) + 2:  # PyTorch's forward where it has one
+        try:
+            return aten_convolution(input, weight, bias, geometry)
+        except RuntimeError:
+            checked_convolution(input, weight, bias, geometry)  # says it in our words
+            raise
     checked_convolution(input, weight, bias, geometry)
-    if geometry.torch_takes_it:  # the forward stays PyTorch's where it has one
-        return aten_convolution(input, weight, bias, geometry)
     if geometry.transposed:
         inner = Transposed.of(geometry)
         size = inner.kept_size(geometry.output_size(input.shape[2:], weight.shape[2:]))
@@ -142,7 +148,7 @@ def convolution_fake(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
                       input, weight)
 
 
-@on_devices("convolution_backward")
+@on_devices("convolution_backward", "CUDA")  # prepared.py has the CPU's
 def convolution_backward(grad_output: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, bias_sizes: Ints | None,
                          *arguments: Any) -> tuple[torch.Tensor | None, ...]:
     *rest, mask = arguments

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
 
 from ...numbers import storage_dtype
 from ...problem import DTYPES, Plan
-from .. import Again
+from .. import Again, Recorded
 from ..numpy import checked_format, overlaps_itself
 
 try:
@@ -28,7 +29,11 @@ empty_cpu: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None) or
     lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype))
 empty_cuda: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None) or (
     lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device="cuda"))
+# Sizes, strides, number formats and devices of a dict of tensors as one key, where torch has DLPack's C interface.
+read_signature: Any = native.TensorSignature(torch.Tensor, torch.nn.Parameter) \
+    if native is not None and hasattr(torch.Tensor, "__dlpack_c_exchange_api__") else None
 INTEGERS = {1: "|u1", 2: "<i2", 4: "<i4", 8: "<i8"}  # by size, in NumPy's words: what any format crosses as
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 CHANNELS_LAST = {4: (torch.channels_last, "NHWC"), 5: (torch.channels_last_3d, "NDHWC")}
 
 
@@ -37,8 +42,27 @@ def has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
+class TorchFunctions(NamedTuple):
+    """What a prepared call on a GPU needs of torch."""
+
+    empty: Callable[..., Any]  # (size, strides, dtype) -> a tensor on the current device
+    allocate: Callable[[int, int], int]  # (bytes, stream) -> an address
+    free: Callable[[int], None]
+    current_device: Callable[[], int]
+    current_stream: Callable[[int], int]
+
+
+def torch_functions() -> TorchFunctions:
+    c: Any = torch._C
+    return TorchFunctions(empty_cuda, c._cuda_cudaCachingAllocator_raw_alloc, c._cuda_cudaCachingAllocator_raw_delete,
+                          c._cuda_getDevice, c._cuda_getCurrentRawStream)
+
+
 def signature(arrays: dict[str, Any]) -> Any:
     """Shapes, number formats, what `home` looks at (strides and devices), and the number of threads."""
+    read = None if read_signature is None else read_signature(arrays)
+    if read is not None:
+        return threads(), read
     return threads(), tuple([(array.shape, array.dtype, array.stride(), array.device) for array in arrays.values()])
 
 
@@ -53,6 +77,30 @@ def execute(run: Callable[..., Any], operands: tuple[Any, ...], targets: tuple[A
         run(operands, targets, workspace)
     else:
         native.run_on_torch_team(run, operands, targets, workspace)
+
+
+def recorded(arrays: dict[str, Any]) -> bool:
+    """Whether autograd, torch.func, a subclass of tensors or a tracer wants to know what is computed."""
+    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
+        return True
+    if not any([array.requires_grad or type(array) not in PLAIN_TYPES for array in arrays.values()]) and \
+            forward_ad._current_level < 0:
+        return False
+    if torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality):
+        return False  # inside an operator, below all of them
+    return forward_ad._current_level >= 0 or torch.is_grad_enabled() or \
+        any([type(array) not in PLAIN_TYPES for array in arrays.values()])
+
+
+def record(asked: Recorded, arrays: dict[str, Any]) -> Sequence[Any]:
+    from .recording import record
+
+    return record(asked, arrays)
+
+
+def add(out: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return out.add_(result)
 
 
 def home(arrays: dict[str, Any]) -> tuple[str, str | None]:
@@ -167,8 +215,12 @@ def again(plan: Plan, operands: tuple[Any, ...], targets: tuple[Any, ...],
     prepared = plan.prepared([tensor.stride() for tensor in (*operands, *targets)], device)
     if prepared is None:
         return None
-    workspace_bytes = prepared.workspace_bytes
     made = [(tuple(result.shape), result.stride(), result.dtype) for result in results]
+    if read_signature is not None and hasattr(prepared, "handle"):  # a call of the native module
+        places = list(range(len(operands) + len(results)))
+        repeat: Again = native.CudaRepeat([(prepared, places)], made, torch_functions(), torch.Tensor)
+        return repeat
+    workspace_bytes = prepared.workspace_bytes
 
     def launch(arrays: Iterable[Any]) -> Sequence[Any] | None:
         pointers = []

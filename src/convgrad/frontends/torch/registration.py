@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,6 +44,9 @@ class Registration:
         node = torch._C._current_autograd_node()
         if inside.depth or (node is not None and MARK in node.metadata):
             return self.kernel(keys, *arguments)
+        if node is not None and "CompiledFunction" in node.name():
+            warnings.warn("compiled code runs convolutions' gradients by torch's kernels: if it belongs to a patched "
+                          "model, patch the compiled model or use convgrad.torch.install()", stacklevel=2)
         return self.by_torch(keys, *arguments)
 
     def check_on_top(self) -> None:
@@ -63,7 +67,6 @@ class Registration:
             self.library = None
         self.registered = wanted
         if wanted is None:
-            self.kernel.clear()
             return
         devices = ("CPU", "CUDA") if torch.version.cuda else ("CPU",)
         self.originals = {device: original(device) for device in devices}
@@ -77,6 +80,7 @@ class Inside(threading.local):
     """How many forward calls of patched models this thread is in."""
 
     depth = 0
+    marking: Any = None
 
 
 inside = Inside()
