@@ -12,7 +12,7 @@ FUZZ ?= --seconds 3600
 FEW_THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu test-pages docs lint bench verify fuzz native-dev test-asan test-bf16 clean
+.PHONY: help demo test test-gpu test-pages docs lint bench verify fuzz fuzz-ci native-dev test-asan test-bf16 clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -47,6 +47,10 @@ bench: .venv/test-installed ## time real layers beside their peers
 
 verify: .venv/installed ## every backend against the reference on all geometries
 	$(BIN)/convgrad verify
+
+fuzz-ci: .venv/test-installed ## the same random problems every time, about two minutes
+	$(BIN)/convgrad fuzz --backend native --seed 1 --count 5000
+	$(BIN)/convgrad fuzz --backend triton --plan-only --seed 1 --count 1000
 
 fuzz: .venv/installed ## random problems for an hour: make fuzz FUZZ="--backend triton --seconds 600"
 	$(BIN)/convgrad fuzz $(FUZZ)

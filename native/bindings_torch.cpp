@@ -226,8 +226,8 @@ void bind_torch(nb::module_& module) {
   nb::class_<PreparedBackward, ServedBackward>(module, "PreparedBackward")
       .def(nb::init<nb::object, nb::object, nb::object>());
   nb::class_<gpu::CudaBackward, ServedBackward>(module, "CudaBackward")
-      .def(nb::init<nb::object, nb::object, nb::object, nb::object>(), nb::arg("calls"), nb::arg("results"),
-           nb::arg("torch"), nb::arg("otherwise"));
+      .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object>(), nb::arg("calls"),
+           nb::arg("results"), nb::arg("torch"), nb::arg("otherwise"), nb::arg("allowed").none() = nb::none());
   nb::class_<gpu::CudaRepeat>(module, "CudaRepeat")
       .def(nb::init<nb::object, nb::object, nb::object, nb::object>(), nb::arg("calls"), nb::arg("results"),
            nb::arg("torch"), nb::arg("tensor_type"))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import faulty_backend
@@ -9,7 +12,9 @@ import pytest
 
 from convgrad import Problem
 from convgrad.cli import main
+from convgrad.fuzz import coverage
 from convgrad.fuzz.case import Case
+from convgrad.fuzz.coverage import Coverage
 from convgrad.fuzz.generator import LIMITS, Generator
 from convgrad.fuzz.judge import families_of, judged
 from convgrad.fuzz.runner import Search
@@ -138,7 +143,8 @@ def test_a_search_counts_and_shows_each_kind_of_failure_once(faulty: str) -> Non
             return "drawn", Case(Problem.parse(f"weight_grad f32 n1 c{1 + index % 4} k2 i9 w2 s{1 + index % 2}"))
 
     search = Search(Drawn(faulty, 0), Workers(faulty, 0), count=40)
-    failures = search.run()
+    search.run()
+    failures = search.smallest_failures()
     assert sum(search.verdicts.values()) == search.sorts["drawn"] == search.families["faulty"] == 40
     assert search.failed == search.verdicts["wrong"] == 10
     assert [str(failed.case) for failed in failures] == ["weight_grad f32 n1 c3 k1 i1 w1 s2"]
@@ -176,3 +182,40 @@ def test_kernel_families() -> None:
     assert families_of("gather_bf16_32x16x64 + weight_e4m3_16x16_split1 + bias_f32_4096x1") == (
         "gather", "weight", "bias")
     assert families_of("few_weight_out_f32_16lanes_avx512 + zeros") == ("few_weight_out", "zeros")
+
+
+def test_coverage_takes_a_few_tiles_of_every_family() -> None:
+    seen = Coverage(most=2)
+    assert seen.add("gather_f32_32x16 + bias_f32_4096x1") and not seen.add("gather_f32_32x16")
+    assert seen.add("gather_f32_64x16") and not seen.add("gather_f32_128x16")  # it has two
+    assert seen.add("gather_f32_256x16 + weight_f32_16x16")  # for the sake of the other
+    assert {family: len(names) for family, names in seen.taken.items()} == {"gather": 2, "bias": 1, "weight": 1}
+
+
+def test_a_verified_backend_is_counted_by_family(faulty: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, here on the faulty backend in this process: what is wrong is shown, the rest is counted."""
+    texts = ["conv f32 n1 c1 k1 i5 w1", "weight_grad f32 n1 c3 k2 i5 w2 s2", "input_grad f32 n1 c1 k1 i5 w2"]
+    monkeypatch.setattr(coverage, "offered", lambda backend, drawn: iter(map(Problem.parse, texts)))
+    monkeypatch.setattr(coverage, "cores", lambda: 0)
+    monkeypatch.setattr(coverage, "TILES_OF_A_FAMILY", 3)
+    said: list[str] = []
+    assert coverage.verify_on_gpu(faulty, 60.0, said.append)  # one kernel name: one problem
+    assert "1 problems chosen, which take 1 kernel families" in said[0] and "faulty 1" in said[-2]
+    texts[:1] = []
+    assert not coverage.verify_on_gpu(faulty, 60.0, said.append)
+    assert "0 problems right, 1 not" in said[-1] and "families without a right one: faulty" in said[-1]
+    assert any("repeat it: convgrad fuzz --backend faulty --case 'weight_grad f32 n1 c3 k2 i5 w2 s2" in text
+               for text in said)
+
+
+def test_listed_problems_are_planned_and_take_many_kernels() -> None:
+    """As on a GPU, which planning does not touch; the interpreter of other tests has fewer kernels."""
+    pytest.importorskip("triton")
+    script = ("from convgrad import plan\n"
+              "from convgrad.fuzz.coverage import Coverage, listed_problems\n"
+              "seen = Coverage(9)\n"
+              "for problem in listed_problems(): seen.add(plan(problem, backend='triton').kernel)\n"
+              "print(*seen.taken)")
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    assert len(answer.stdout.split()) >= 25, answer.stdout + answer.stderr

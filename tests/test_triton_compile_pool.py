@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from convgrad.backends.triton import compile_pool
-from convgrad.backends.triton.compile_pool import CompilePool, Wanted, processes_here
+from convgrad.backends.triton.compile_pool import FEWER_SHARES, SHARES, CompilePool, Wanted, processes_here
 from convgrad.backends.triton.launch import Share
 
 # Answers as compile_worker does: an error for "wrong", none for others, and dies of "fatal".
@@ -47,7 +47,8 @@ def test_jobs_end_and_errors_name_the_problem(pool: CompilePool) -> None:
                           lambda one, error: heard.append((one.problem, error)))
     assert errors == ["wrong: as it is"]
     assert heard == [("a", ""), ("wrong", "as it is"), ("b", "")], "each problem once"
-    assert pool.count == 3 * 2 and not pool.jobs, "eight processes: two for each"
+    assert pool.count == 3 * FEWER_SHARES and not pool.jobs, "eight processes are too few for all shares of three"
+    assert not pool.compile([wanted("c"), wanted("d")]) and pool.count == 3 * FEWER_SHARES + 2 * SHARES
 
 
 def test_nobody_waits_for_a_process_that_is_gone(pool: CompilePool) -> None:

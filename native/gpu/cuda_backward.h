@@ -94,13 +94,16 @@ class CudaRun {
   int64_t workspace_bytes_ = 0;
 };
 
-// aten::convolution_backward; `otherwise` serves what `CudaRun` does not.
+// aten::convolution_backward; `otherwise` serves what `CudaRun` does not, and calls while `allowed`, a function or None,
+// does not say True.
 class CudaBackward : public ServedBackward {
  public:
-  CudaBackward(nb::object calls, nb::object results, nb::object torch, nb::object otherwise)
-      : run_(std::move(calls), std::move(results), std::move(torch)), otherwise_(std::move(otherwise)) {}
+  CudaBackward(nb::object calls, nb::object results, nb::object torch, nb::object otherwise, nb::object allowed)
+      : run_(std::move(calls), std::move(results), std::move(torch)), otherwise_(std::move(otherwise)),
+        allowed_(std::move(allowed)) {}
 
   nb::object run(const ExchangeApi& api, const DLTensor (&operands)[3], const nb::args& arguments) override {
+    if (!allowed_.is_none() && !allowed_().is(nb::bool_(true))) return otherwise_(*arguments);
     std::vector<Address> tensors;
     tensors.reserve(places);
     for (const DLTensor& operand : operands) tensors.push_back(CudaRun::address_of(operand));
@@ -110,7 +113,7 @@ class CudaBackward : public ServedBackward {
 
  private:
   CudaRun run_;
-  nb::object otherwise_;
+  nb::object otherwise_, allowed_;
 };
 
 // A call of a public function that is like an earlier one but for its addresses.

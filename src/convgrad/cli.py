@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .explain import explain
-from .machine import backend_states, cores, device_of, graphics_cards, processor
+from .machine import backend_states, cores, device_of, graphics_cards, has_gpu, processor
 from .plan import BACKENDS, plan
 from .problem import DTYPES, LONG_DTYPE, WRT, Problem, Unsupported
 from .verify import Wrong, check_problem, geometry_sets, in_order, real_operands, run_problem
@@ -111,6 +111,7 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     add_choices(check)
     check.add_argument("--dtype", type=dtypes_argument, help="number formats, comma-separated (default: all)")
     check.add_argument("--seed", type=int_from(0), default=0, help="of the random operands (default: %(default)s)")
+    check.add_argument("--seconds", type=float, default=280.0, help="for all kernels of a GPU (default: %(default)s)")
     check.set_defaults(run=verify)
 
     show = commands.add_parser("explain", help="how a problem would be solved, and why so", epilog=EXIT_CODES)
@@ -284,6 +285,13 @@ def verify(args: argparse.Namespace) -> int:
     if not backends:
         print("convgrad: no backend to verify is available here", file=sys.stderr)
         return REFUSED
+    everything = args.set == set_argument("all") and args.dtype is None
+    for backend in [name for name in backends if everything and device_of(name) == "cuda" and has_gpu()]:
+        from .fuzz.coverage import verify_on_gpu  # which kernels run decides there, not which geometries
+
+        backends.remove(backend)
+        if not verify_on_gpu(backend, args.seconds, lambda text: console.print(text, highlight=False)):
+            return WRONG
     problems = list(asked(args.set, args.dtype))
     refusals: Counter[tuple[str, str]] = Counter()
     columns = TextColumn("{task.description:10}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()

@@ -47,6 +47,15 @@ def graphics_cards() -> tuple[str, ...]:
     return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
 
 
+def has_gpu() -> bool:
+    """Whether torch is here and sees a CUDA device."""
+    try:
+        from .frontends.torch import tensors
+    except ImportError:
+        return False
+    return tensors.has_gpu()
+
+
 def device_of(backend: str) -> str:
     """Where the arrays of a backend lie."""
     return next((device for device, names in ORDER.items() if backend in names), "cpu")

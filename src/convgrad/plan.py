@@ -141,12 +141,16 @@ def notes_since(chosen: Plan) -> tuple[str, ...]:
 
 def _compose(problem: Problem, backend: str | None, max_workspace_bytes: int | None, num_threads: int | None) -> Plan:
     """Several results that no backend computes in one pass: one plan each, run one after the other."""
-    parts = [plan(problem.with_(wrt=wrt), backend=backend, max_workspace_bytes=max_workspace_bytes,
-                  num_threads=num_threads) for wrt in problem.results]
-    if problem.results[-2:] == ("weight", "bias") and len(parts) == 3:
-        with contextlib.suppress(Unsupported):  # the bias gradient rides along where a backend can do that
-            parts[1:] = [plan(problem.with_(wrt="weight+bias"), backend=backend,
-                              max_workspace_bytes=max_workspace_bytes, num_threads=num_threads)]
+    def planned(*wrt: str) -> list[Plan]:
+        return [plan(problem.with_(wrt=one), backend=backend, max_workspace_bytes=max_workspace_bytes,
+                     num_threads=num_threads) for one in wrt]
+
+    first, *rest = problem.results
+    parts = planned(first)
+    with contextlib.suppress(Unsupported):  # the bias gradient rides along where a backend can do that
+        parts += planned("weight+bias") if rest == ["weight", "bias"] else planned(*rest)
+    if len(parts) == 1:
+        parts += planned(*rest)
     names = (*problem.operands, *problem.scales)
     picks = [[names.index(name) for name in (*part.problem.operands, *part.problem.scales)] for part in parts]
 

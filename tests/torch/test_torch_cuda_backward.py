@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 from fake_cuda import COMPILER, FakeDriver  # noqa: E402
 
 from convgrad import _native, plan  # noqa: E402
-from convgrad.frontends.torch.aten_backward import DB, DW, DX, DY, BackwardCall, W, X  # noqa: E402
-from convgrad.frontends.torch.cuda_backward import new_results, places_of  # noqa: E402
+from convgrad.frontends.torch.aten_backward import DB, DW, DX, DY, BackwardCall, W, X, compute_on_cuda  # noqa: E402
+from convgrad.frontends.torch.cuda_backward import new_results, places_of, while_as_exact  # noqa: E402
 from convgrad.frontends.torch.tensors import TorchFunctions, empty_cpu, signature  # noqa: E402
 
 needs_exchange = pytest.mark.skipif(COMPILER is None or not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"),
@@ -57,7 +57,7 @@ def tensors() -> tuple[Any, Any, Any]:
     return torch.zeros(2, 4, 5, 5), torch.zeros(2, 3, 5, 5), torch.zeros(4, 3, 3, 3)
 
 
-def table(driver: FakeDriver, fake: Torch) -> Any:
+def table(driver: FakeDriver, fake: Torch, allowed: Any = None) -> Any:
     """The registered kernel: one launch that takes all tensors and the workspace."""
     driver.kernel_parameters("all", 6)
     call = driver.call(5)
@@ -68,7 +68,7 @@ def table(driver: FakeDriver, fake: Torch) -> Any:
     results = new_results(BackwardCall(*tensors(), *ARGUMENTS))
     assert results[2] is None, "the mask leaves it out"
     served = _native.CudaBackward([(call, [DY, X, W, DX, DW])], results, fake.functions(),
-                                  lambda keys, *arguments: "otherwise")
+                                  lambda keys, *arguments: "otherwise", allowed)
     return _native.TorchBackward(lambda *arguments: (served, _native.Tally()), torch.Tensor, torch.nn.Parameter)
 
 
@@ -97,6 +97,31 @@ def test_other_devices_and_unaligned_tensors_are_served_otherwise(driver: FakeDr
     fake.device = 1
     assert kernel(None, dy, x, w, *ARGUMENTS) == "otherwise"
     assert not fake.allocated
+
+
+@needs_exchange
+def test_a_call_is_served_while_that_is_allowed(driver: FakeDriver) -> None:
+    answers = [True, False, True]
+    kernel = table(driver, Torch(), lambda: answers.pop(0))
+    served = [kernel(None, *tensors(), *ARGUMENTS) for _ in range(3)]
+    assert [one == "otherwise" for one in served] == [False, True, False]
+
+
+def test_float32_is_as_exact_as_torch_wants_it_now() -> None:
+    call = BackwardCall(*tensors(), *ARGUMENTS)
+    before = torch.backends.cudnn.allow_tf32
+    try:
+        for rounded in (True, False):
+            torch.backends.cudnn.allow_tf32 = rounded
+            assert compute_on_cuda(call) == ("tf32" if rounded else "")
+            as_now = while_as_exact(call)
+            assert as_now() is True
+            torch.backends.cudnn.allow_tf32 = not rounded
+            assert as_now() is False
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+    half = call._replace(input=call.input.half())
+    assert while_as_exact(half) is None and compute_on_cuda(half) == ""
 
 
 @needs_exchange
@@ -142,7 +167,8 @@ def test_signatures_differ_where_plans_may() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("last", [False, True])
-def test_triton_gradients_of_layers_are_exact(transposed: bool, last: bool) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_triton_gradients_of_layers_are_exact(transposed: bool, last: bool, dtype: Any) -> None:
     from convgrad.torch import installed
 
     layer_type = torch.nn.ConvTranspose2d if transposed else torch.nn.Conv2d
@@ -159,13 +185,13 @@ def test_triton_gradients_of_layers_are_exact(transposed: bool, last: bool) -> N
     dy = whole(y.shape)
     y.backward(dy)
     wanted = [x.grad, layer.weight.grad, layer.bias.grad]
-    layer.cuda().bfloat16()
+    layer.to("cuda", dtype)
     memory_format = torch.channels_last if last else torch.contiguous_format
     layer.to(memory_format=memory_format)
     with installed():
         for _ in range(3):
             layer.zero_grad()
-            on_gpu = x.detach().cuda().bfloat16().to(memory_format=memory_format).requires_grad_()
-            layer(on_gpu).backward(dy.cuda().bfloat16().to(memory_format=memory_format))
+            on_gpu = x.detach().to("cuda", dtype).to(memory_format=memory_format).requires_grad_()
+            layer(on_gpu).backward(dy.to("cuda", dtype).to(memory_format=memory_format))
             for got, exact in zip((on_gpu.grad, layer.weight.grad, layer.bias.grad), wanted):
-                assert torch.equal(got.float().cpu(), exact.bfloat16().float())
+                assert torch.equal(got.cpu(), exact.to(dtype))

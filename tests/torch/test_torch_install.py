@@ -221,6 +221,27 @@ def test_storages_stay_resizable() -> None:
         tensor.untyped_storage().resize_(0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_conv_tbc(dtype: Any) -> None:
+    """16-bit gradients are ours, wide ones torch's; second derivatives go by torch's composition."""
+    x, w, b = (whole(shape, dtype, seed).requires_grad_() for seed, shape in enumerate([(7, 2, 4), (3, 4, 6), (6,)]))
+
+    def gradients() -> list[torch.Tensor]:
+        first = torch.autograd.grad(torch.conv_tbc(x, w, b, 1).sum(), (x, w, b))
+        again = torch.autograd.grad(torch.conv_tbc(x, w, b, 1).square().sum(), (x, w), create_graph=True)
+        return [*first, *torch.autograd.grad(again[0].sum() + again[1].sum(), (x, w))]
+
+    expected = gradients()
+    with convgrad.torch.installed():
+        got = gradients()
+    for one, other in zip(got, expected):
+        torch.testing.assert_close(one, other, rtol=0.02, atol=0.5)
+        assert one.stride() == other.stride()
+    assert all(torch.equal(one, other) for one, other in zip(got[:3], expected[:3]))
+    who = {line.served_by for line in convgrad.torch.report()}
+    assert who == ({"native", "torch"} if dtype == torch.bfloat16 else {"torch"})
+
+
 def test_same_bits_for_any_number_of_threads() -> None:
     draw = torch.Generator().manual_seed(0)
     layer = torch.nn.Conv2d(24, 40, 3, padding=1)

@@ -112,6 +112,24 @@ def test_every_kind_of_layer_is_served(name: str) -> None:
     assert calls() == 0
 
 
+class TimeFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel, self.bias = nn.Parameter(torch.ones(3, 4, 6)), nn.Parameter(torch.ones(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.conv_tbc(x, self.kernel, self.bias, 1)
+
+
+def test_conv_tbc() -> None:
+    model, other = TimeFirst().bfloat16(), TimeFirst().bfloat16()
+    with convgrad.torch.patched(model):
+        other(torch.ones(7, 2, 4, dtype=torch.bfloat16)).sum().backward()
+        assert calls() == 0
+        model(torch.ones(7, 2, 4, dtype=torch.bfloat16)).sum().backward()
+        assert calls() == 1
+
+
 def test_a_lazy_model_may_be_patched_first() -> None:
     model = convgrad.torch.patch(nn.Sequential(nn.LazyConv2d(4, 3), nn.ReLU()))
     model(torch.ones(1, 3, 7, 7)).sum().backward()

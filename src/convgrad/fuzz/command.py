@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from ..machine import backend_state, cores, device_of
+from ..machine import backend_state, cores, device_of, has_gpu
 from ..plan import BACKENDS
 from .case import Case
 from .generator import Generator
@@ -89,21 +89,15 @@ def fuzz(args: argparse.Namespace) -> int:
                     args.shrink_seconds, Live(), lambda text: print(text, flush=True))
     print(f"convgrad fuzz: {backend}, seed {seed}, {processes} processes", flush=True)
     try:
-        failures = search.run()
+        search.run()
+        print(f"\nsorts     {listed(search.sorts)}\nfamilies  {listed(search.families)}", flush=True)
+        failures = search.smallest_failures()
     finally:
         workers.close()
     for failed in failures:
         print(described(failed, backend, args))
-    print(summary(search, backend, seed))
+    print(closing_line(search, backend, seed))
     return WRONG if search.failed else DONE
-
-
-def has_gpu() -> bool:
-    try:
-        from ..frontends.torch import tensors
-    except ImportError:
-        return False
-    return tensors.has_gpu()
 
 
 def repeat(case: Case, backend: str, plan_only: bool) -> int:
@@ -124,14 +118,11 @@ def described(failed: Failed, backend: str, args: argparse.Namespace) -> str:
             f"  repeat it: {command}")
 
 
-def summary(search: Search, backend: str, seed: int) -> str:
-    """What ran, by sort of geometry and by kernel family, and a closing line."""
+def closing_line(search: Search, backend: str, seed: int) -> str:
     total = sum(search.verdicts.values())
-    lines = ["", f"sorts     {listed(search.sorts)}", f"families  {listed(search.families)}"]
     rate = 60 * total / max(1e-9, search.spent)
-    lines.append(f"{backend}: {total:,} problems in {search.spent:.0f} s ({rate:,.0f} a minute, seed {seed}): "
-                 f"{listed(search.verdicts)}")
-    return "\n".join(lines)
+    return (f"{backend}: {total:,} problems in {search.spent:.0f} s ({rate:,.0f} a minute, seed {seed}): "
+            f"{listed(search.verdicts)}")
 
 
 def listed(counts: Counter[str]) -> str:

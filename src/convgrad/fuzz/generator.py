@@ -218,7 +218,7 @@ class Generator:
         return (way, *given, *["workspace"] * (same_plan and random.random() < 0.4))
 
     def views(self, random: Random, problem: Problem, call: Sequence[str]) -> tuple[View, ...]:
-        if random.random() < 0.4:
+        if random.random() < (0.7 if self.on_gpu else 0.4):  # many of a GPU's kernels take dense tensors only
             return ()
         given = call[0] == "plan" or "out" in call  # results that nobody gives are plain
         rank = problem.conv.axes + 2

@@ -33,20 +33,29 @@ class Outcome:
 
     verdict: str
     detail: str = ""
-    families: tuple[str, ...] = ()  # of the plan's kernels
+    kernel: str = ""  # the plan's
     lost: bool = False  # this process must not go on: its GPU is in an unknown state, or its memory has grown
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        return families_of(self.kernel) if self.kernel else ()
 
     @property
     def failed(self) -> bool:
         return self.verdict not in ("right", "refused")
 
 
+def kernels_of(kernel: str) -> list[str]:
+    """The parts of a plan's kernel name."""
+    return [part.strip() for part in re.split(r" \+ |, ", kernel)]
+
+
 def families_of(kernel: str) -> tuple[str, ...]:
     """The kernel families in a plan's kernel name: its parts up to the first word of a number format or a size."""
     shorts = {short for short, _ in DTYPES.values()}
     found = []
-    for part in re.split(r" \+ |, ", kernel):
-        words = part.strip().split("_")
+    for part in kernels_of(kernel):
+        words = part.split("_")
         end = next((place for place, word in enumerate(words) if word in shorts or any(map(str.isdigit, word))), None)
         found.append("_".join(words[:end]) or words[0])
     return tuple(dict.fromkeys(found))
@@ -60,16 +69,16 @@ def judged(case: Case, backend: str, plan_only: bool = False) -> Outcome:
         if not plan_only:
             for data in case.data:
                 check(case, backend, chosen, data)
-        return Outcome("right", "", families_of(chosen.kernel))
+        return Outcome("right", "", chosen.kernel)
     except Unsupported as refusal:
         if case.limit is not None and "max_workspace_bytes" in str(refusal):
             return Outcome("refused", "the workspace limit")
-        return Outcome("error", f"refused: {refusal}", families_of(chosen.kernel) if chosen else ())
+        return Outcome("error", f"refused: {refusal}", chosen.kernel if chosen else "")
     except Exception as error:  # of any kind: it is what we look for
         verdict = next((name for kind, name in VERDICTS.items() if isinstance(error, kind)), "error")
         words = str(error) if verdict != "error" else f"{type(error).__name__}: {error}"
         lost = verdict == "plan" or any(sign in words for sign in ("CUDA", "cuda", "device-side"))
-        return Outcome(verdict, words[:2000], families_of(chosen.kernel) if chosen else (), lost)
+        return Outcome(verdict, words[:2000], chosen.kernel if chosen else "", lost)
 
 
 def warm_up(backend: str) -> None:

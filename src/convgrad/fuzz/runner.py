@@ -43,8 +43,8 @@ class Search:
     found: dict[tuple[str, ...], tuple[Case, Outcome]] = field(default_factory=dict)  # the first of every kind
     spent: float = 0.0  # seconds of the search
 
-    def run(self) -> list[Failed]:
-        """Search; then make one failure of every kind small."""
+    def run(self) -> None:
+        """Judge cases and count them."""
         began = time.monotonic()
         end = began + self.seconds if self.seconds is not None else float("inf")
         for answer in self.workers.judge(self.cases(end), end):
@@ -52,6 +52,9 @@ class Search:
                 self.note(*answer)
             self.say(f"{sum(self.verdicts.values()):,} problems, {self.failed:,} failed")
         self.spent = time.monotonic() - began
+
+    def smallest_failures(self) -> list[Failed]:
+        """Make one failure of every kind small."""
         return [self.smallest(case, outcome) for case, outcome in self.found.values()]
 
     def cases(self, end: float) -> Iterator[tuple[str, Case]]:

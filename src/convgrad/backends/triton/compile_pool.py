@@ -22,7 +22,7 @@ from triton.runtime.driver import driver
 LONGEST_WAIT = 600.0  # seconds for one compilation
 WORKER = "from convgrad.backends.triton.compile_worker import main; main()"
 ENDED = "the compiling process has ended"
-SHARES = 4  # processes for one call: its launches are compiled side by side
+SHARES, FEWER_SHARES = 4, 2  # processes for one call, alone or among many: its launches are compiled side by side
 Strides = Sequence[Sequence[int]]
 
 
@@ -57,7 +57,7 @@ class CompilePool:
     """The processes for one kind of GPU."""
 
     def __init__(self, target: Any, processes: int) -> None:
-        self.processes = processes
+        self.processes, self.owner = processes, os.getpid()
         self.ready = threading.Event()
         self.failed = False
         self.jobs: dict[int, Job] = {}
@@ -110,7 +110,7 @@ class CompilePool:
     def compile(self, wanted: Sequence[Wanted], each: Callable[[Wanted, str], None] | None = None) -> list[str]:
         """Compile all that is wanted and wait; returns the errors. `each` hears of every problem that is done."""
         distinct = list(dict.fromkeys(wanted))
-        shares = max(1, min(SHARES, self.processes // max(1, len(distinct))))
+        shares = SHARES if len(distinct) * SHARES <= self.processes else FEWER_SHARES
         begun = [(one, [self.submit(one, (share, shares)) for share in range(shares)]) for one in distinct]
         errors = []
         for one, jobs in begun:
@@ -125,6 +125,8 @@ class CompilePool:
 
     def close(self) -> None:
         """End the processes; jobs under way are given up."""
+        if os.getpid() != self.owner:  # a fork of the program that started them
+            return
         self.worker.kill()
         self.worker.wait()
 

@@ -16,6 +16,8 @@ import time
 from typing import Any
 
 import torch
+from triton.compiler.compiler import make_backend
+from triton.runtime.cache import triton_key
 from triton.runtime.driver import driver
 
 from ...problem import Problem
@@ -87,6 +89,8 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # of a kernel that does not compile Triton prints all it knows
     driver.set_active(NoDriver((backend, int(arch), int(warp))))
     torch.set_num_threads(1)
+    triton_key()  # reads all of Triton, for 0.4 s, in every process that does not have it from here
+    make_backend(driver.active.get_current_target()).hash()  # asks ptxas for its version
 
     os.write(answers, b'{"ready": true}\n')
     serve(int(processes), answers)

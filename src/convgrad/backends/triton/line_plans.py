@@ -22,6 +22,8 @@ from .launch import INTERPRETED, Launch, Step, power_of_two
 from .line_schedule import (
     Segment,
     as_table,
+    boxes_of_axis,
+    count_lines,
     dealt_out,
     lines_of,
     lines_of_taps,
@@ -224,9 +226,14 @@ def line_boxes(geo: Geometry, axis: int, taps: int, chain: bool, pixels: int) ->
         if pixels % (b0 * b1 * b2) == 0]
     boxes = [compact, *(box for box in boxes if box[0] < 2 * geo.batch)]
 
+    walk = lines_of(geo, compact, axis, chain)
+    sums: dict[tuple[int, int], int] = {}  # by axis and extent of a box: of all first taps
+
     def lines(box: Box) -> int:
-        walk = lines_of(geo, box, axis, chain)
-        return sum(lines_of_taps(geo, box, axis, taps, chain, walk.length * walk.spread))
+        for place in zip(range(3), box[1:]):
+            if place not in sums:
+                sums[place] = sum(boxes_of_axis(geo, box, place[0], axis, taps, chain and walk.length * walk.spread))
+        return -(-geo.batch // box[0]) * math.prod(sums[place] for place in zip(range(3), box[1:]))
 
     fewest = min(boxes, key=lambda box: (lines(box), -box[3], -box[2], -box[1]))
     return (compact, fewest) if lines(fewest) < FEWER_LINES * lines(compact) else (compact,)
@@ -282,10 +289,10 @@ def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
     shapes = ((shape, box) for shape in tile_shapes(geo) for box in line_boxes(geo, *shape[2:]))
     for (bk, cb, axis, taps, chain, pixels), box in shapes:
         lines = lines_of(geo, box, axis, chain)
-        by_taps = lines_of_taps(geo, box, axis, taps, chain, lines.length * lines.spread)
+        count, sum_of_lines, most_lines = count_lines(geo, box, axis, taps, chain, lines.length * lines.spread)
         channel_tiles = -(-geo.group_out // bk) * -(-geo.group_in // cb)
-        tiles = len(by_taps) * channel_tiles * geo.groups
-        total = sum(by_taps) * channel_tiles * geo.groups
+        tiles = count * channel_tiles * geo.groups
+        total = sum_of_lines * channel_tiles * geo.groups
         warps = 8 if bk >= 128 else 4
         y_bytes, x_bytes = pixels * bk * 2, pixels * cb * 2
         together = 2 if bk == 64 and cb * taps <= 192 else 1
@@ -310,24 +317,23 @@ def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
         scattered = SCATTERED if box[0] > 1 and geo.batch > 1 and operand_bytes > HELD_BYTES and \
             box != line_boxes(geo, axis, taps, chain, pixels)[0] else 1.0
 
-        tile = LineTile(box, bk, cb, taps, axis, chain, y_slots, x_slots, warps, together, 1, 0.0)
         # parts of a tile, programs that share all lines, lines that a multiprocessor sums in turn
         ways: list[tuple[int, int, float]] = []
-        for splits in split_counts(tiles, max(by_taps), slots, most):
+        for splits in split_counts(tiles, most_lines, slots, most):
             # a wave of programs takes as long as their longest run; many waves even out
             waves = -(-tiles * splits // slots)
-            run = -(-max(by_taps) // splits) if waves == 1 else -(-total // (tiles * splits))
+            run = -(-most_lines // splits) if waves == 1 else -(-total // (tiles * splits))
             ways.append((splits, 0, waves * (run + 4)))
         if total >= 8 * slots and operand_bytes <= CACHED_BYTES and 1 < tiles <= MOST_SHARED_TILES:
             run, segments = shares(tiles, total, slots)
-            parts = (max(by_taps) - 2) // run + 2  # at most; see `settled`
+            parts = (most_lines - 2) // run + 2  # at most; see `settled`
             ways += [(parts, slots, SHARING * (run + 4 * segments))] if parts <= most else []
         for parts, programs, turn in ways:
             summing = turn * line_seconds * scattered
             seconds = LAUNCH_SECONDS + max(summing, least)
             if parts > 1:
                 seconds += LAUNCH_SECONDS + 2 * parts * weight_bytes / MEMORY_BYTES
-            yield replace(tile, splits=parts, seconds=seconds, programs=programs)
+            yield LineTile(box, bk, cb, taps, axis, chain, y_slots, x_slots, warps, together, parts, seconds, programs)
 
 
 def shared_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from itertools import product
+from functools import lru_cache
 from typing import Any
 
 from .geometry import Geometry
@@ -144,24 +144,28 @@ def stages_for(step_bytes: int, most: int = 4) -> int:
     return max(1, min(most, SHARED_BYTES // max(1, step_bytes)))
 
 
+@lru_cache(maxsize=8192)
 def best_box(extents: tuple[int, ...], volume: int, most: tuple[int, ...] = (256, 256, 256)) -> Box:
     """The box of `volume` positions (powers of two) that covers the extents with the fewest positions to spare.
 
     `most`: largest extents of a box on the three axes.
     """
     best: tuple[float, Box] | None = None
-    sizes = [1 << e for e in range(volume.bit_length())]
-    for b2, b1, b0 in product(sizes, sizes, sizes):
-        if volume % (b0 * b1 * b2):
-            continue
-        box = (volume // (b0 * b1 * b2), b0, b1, b2)
-        if box[0] > 256 or b0 > most[0] or b1 > most[1] or b2 > most[2]:
-            continue
-        covered = math.prod(-(-extent // size) * size for extent, size in zip(extents, box))
-        halo = sum(1.0 / size for size, extent in zip(box[1:], extents[1:]) if extent > 1)
-        cost = covered * (1 + 0.01 * halo)
-        if best is None or cost < best[0]:
-            best = (cost, box)
+    e0, e1, e2, e3 = extents
+    # (size, positions covered, share of a box's border) by axis, the last axis first: every box is tried
+    axes = [[(size, -(-extent // size) * size, 1.0 / size if extent > 1 else 0.0)
+             for size in (1 << e for e in range(volume.bit_length())) if size <= limit]
+            for extent, limit in zip((e3, e2, e1), reversed(most))]
+    for b2, cover2, halo2 in axes[0]:
+        for b1, cover1, halo1 in axes[1]:
+            for b0, cover0, halo0 in axes[2]:
+                images = volume // (b0 * b1 * b2)
+                if images == 0 or images > 256 or volume % (b0 * b1 * b2):
+                    continue
+                covered = -(-e0 // images) * images * cover0 * cover1 * cover2
+                cost = covered * (1 + 0.01 * (halo0 + halo1 + halo2))
+                if best is None or cost < best[0]:
+                    best = (cost, (images, b0, b1, b2))
     assert best is not None
     return best[1]
 

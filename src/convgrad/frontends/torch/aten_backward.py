@@ -59,10 +59,11 @@ class Question(NamedTuple):
     weight_layout: str
     transposed: bool
     mask: tuple[bool, bool, bool]
+    compute: str = ""
 
     def problem(self, wrt: str) -> Problem:
-        return Problem(self.geometry, wrt, self.dtype, layout=self.layout, weight_layout=self.weight_layout,
-                       device=self.device)
+        return Problem(self.geometry, wrt, self.dtype, compute=self.compute, layout=self.layout,
+                       weight_layout=self.weight_layout, device=self.device)
 
     def bias_problem(self) -> Problem:
         """The sums of dy. For a transposed convolution dy has the place of the input."""
@@ -214,6 +215,11 @@ def prepared_on_cpu(call: BackwardCall, parts: list[Part], memory_format: torch.
     return native.PreparedBackward(steps, empty_cpu, made)
 
 
+def compute_on_cuda(call: BackwardCall) -> str:
+    """The compute mode that torch would use now."""
+    return "tf32" if call.input.dtype == torch.float32 and torch._C._get_cudnn_allow_tf32() else ""
+
+
 def through_api(keys: Any, *arguments: Any) -> tuple[torch.Tensor | None, ...]:
     """The call by the public functions: tensors on CUDA, and backends that are not the native one."""
     call = BackwardCall(*arguments)
@@ -221,8 +227,7 @@ def through_api(keys: Any, *arguments: Any) -> tuple[torch.Tensor | None, ...]:
     dy = call.grad_output.contiguous(memory_format=memory_format) if call.input.dim() > 3 else call.grad_output
     backward = api.conv_transpose_backward if call.transposed else api.conv_backward
     extra: dict[str, Any] = {"output_padding": tuple(call.output_padding)} if call.transposed else {}
-    if call.input.is_cuda and call.input.dtype == torch.float32 and torch._C._get_cudnn_allow_tf32():
-        extra["compute"] = "tf32"  # what torch would do
+    extra["compute"] = compute_on_cuda(call) if call.input.is_cuda else ""
     return tuple(backward(dy, call.input, call.weight, stride=tuple(call.stride), padding=tuple(call.padding),
                           dilation=tuple(call.dilation), groups=call.groups, output_mask=tuple(call.output_mask),
                           **extra))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from .aten_backward import (
     Question,
     W,
     X,
+    compute_on_cuda,
     parts_of,
     result_format,
     result_strides,
@@ -60,19 +61,27 @@ def wanted_calls(call: BackwardCall, asked: Question) -> list[tuple[Plan, list[i
 def prepared_on_cuda(call: BackwardCall, asked: Question) -> Any | None:
     """The call for the native core to serve; None where it goes through the public functions.
 
-    Of float32 that is so because how exact torch wants it may change between two calls; of a dy that lies otherwise
-    than the results, because a copy of it is faster.
+    So does a dy that lies otherwise than the results, because a copy of it is faster.
     """
-    if native is None or call.input.dtype == torch.float32 or not lies_as_the_results(call):
+    if native is None or not lies_as_the_results(call):
         return None
     device = call.input.get_device()
+    asked = asked._replace(compute=compute_on_cuda(call))
     calls = []
     for plan, places, strides in wanted_calls(call, asked):
         prepared = plan.prepared(strides, device)
         if prepared is None:
             return None
         calls.append((prepared, places))
-    return native.CudaBackward(calls, new_results(call), torch_functions(), through_api)
+    return native.CudaBackward(calls, new_results(call), torch_functions(), through_api, while_as_exact(call))
+
+
+def while_as_exact(call: BackwardCall) -> Callable[[], bool] | None:
+    """Whether torch wants float32 as exact as now: a program may change that between two calls."""
+    if call.input.dtype != torch.float32:
+        return None
+    rounded: Callable[[], bool] = torch._C._get_cudnn_allow_tf32
+    return rounded if rounded() else lambda: not rounded()
 
 
 def lies_as_the_results(call: BackwardCall) -> bool:

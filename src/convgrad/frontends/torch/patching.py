@@ -19,11 +19,11 @@ from torch.overrides import TorchFunctionMode
 
 from .registration import MARK, inside, registration
 
-NODE = "ConvolutionBackward"  # what autograd calls the node of a convolution, with a number after it
+NODES = ("ConvolutionBackward", "ConvTbcBackward")  # what autograd calls the nodes, with a number after it
 DEPTH = 4  # a batch axis, a cast or the parts of a complex number may lie between a result and its convolution
 CONVOLUTIONS = frozenset({
     torch.conv1d, torch.conv2d, torch.conv3d, torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d,
-    torch.convolution, torch._convolution})
+    torch.conv_tbc, torch.convolution, torch._convolution})
 patched_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -40,7 +40,7 @@ class Marking(TorchFunctionMode):
 def mark(node: Any, depth: int) -> None:
     if node is None or depth == 0:
         return
-    if node.name().startswith(NODE):
+    if node.name().startswith(NODES):
         node.metadata[MARK] = True
         return
     for earlier, _ in node.next_functions:

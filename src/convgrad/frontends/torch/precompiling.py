@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from ...plan import load
 from ...problem import Problem, Unsupported
-from .aten_backward import BackwardCall, question, result_format
+from .aten_backward import BackwardCall, compute_on_cuda, question, result_format
 from .cuda_backward import lies_as_the_results, wanted_calls
 
 CONVOLUTION = torch.ops.aten.convolution.default
@@ -107,14 +107,7 @@ def backward_calls(model: torch.nn.Module, arguments: Sequence[Any]) -> list[tup
 
 def wanted_problems(call: BackwardCall) -> list[tuple[Problem, tuple[tuple[int, ...], ...]]]:
     """The problems of a call on CUDA tensors, with the strides of their operands and results."""
-    asked = question(call)._replace(device="cuda")
+    asked = question(call)._replace(device="cuda", compute=compute_on_cuda(call))
     if not lies_as_the_results(call):  # such a dy is copied first
         call = call._replace(grad_output=call.grad_output.contiguous(memory_format=result_format(call)))
-    found = []
-    for plan, _, strides in wanted_calls(call, asked):
-        problem = plan.problem
-        if call.input.dtype == torch.float32:  # see aten_backward.through_api
-            compute = "tf32" if torch._C._get_cudnn_allow_tf32() else ""
-            problem = problem.with_(compute=compute, weight_layout="")
-        found.append((problem, tuple(strides)))
-    return found
+    return [(plan.problem, tuple(strides)) for plan, _, strides in wanted_calls(call, asked)]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from . import tbc
 from .serving import Desk
 from .tensors import native
 
@@ -42,12 +43,16 @@ class Registration:
     def serve_marked(self, keys: Any, *arguments: Any) -> Any:
         """Only calls of patched models are ours."""
         node = torch._C._current_autograd_node()
-        if inside.depth or (node is not None and MARK in node.metadata):
+        if belongs_to_patched_model(node):
             return self.kernel(keys, *arguments)
         if node is not None and "CompiledFunction" in node.name():
             warnings.warn("compiled code runs convolutions' gradients by torch's kernels: if it belongs to a patched "
                           "model, patch the compiled model or use convgrad.torch.install()", stacklevel=2)
         return self.by_torch(keys, *arguments)
+
+    def tbc_if_marked(self, *arguments: Any) -> Any:
+        ours = belongs_to_patched_model(torch._C._current_autograd_node())
+        return (tbc.backward if ours else tbc.OPERATOR.decompose)(*arguments)
 
     def check_on_top(self) -> None:
         """What another library registered later may hand calls on to our kernel: that one has to go first."""
@@ -74,6 +79,9 @@ class Registration:
         kernel = self.kernel if wanted == "everywhere" else self.serve_marked
         for device in devices:
             self.library.impl("convolution_backward", kernel, device, with_keyset=True)
+        # Composite in torch: autograd's key decides, and with a graph to record the composition stays.
+        self.library.impl("conv_tbc_backward", tbc.backward if wanted == "everywhere" else self.tbc_if_marked,
+                          "AutogradCPU")
 
 
 class Inside(threading.local):
@@ -84,6 +92,11 @@ class Inside(threading.local):
 
 
 inside = Inside()
+
+
+def belongs_to_patched_model(node: Any) -> bool:
+    """Whether a call from an autograd node, or from none, is one of a patched model."""
+    return inside.depth > 0 or (node is not None and MARK in node.metadata)
 
 
 def original(device: str) -> Kernel:
