@@ -53,12 +53,6 @@ void run_on_torch_team(nb::handle run, nb::handle operands, nb::handle results, 
   run(operands, results, workspace);
 }
 
-// Threads for a call on torch tensors: as many as torch would use, and no more than we have been told to.
-int threads_for_torch() {
-  const int torch = torch_threads();
-  return torch > 0 ? std::min(torch, get_threads()) : get_threads();
-}
-
 }  // namespace
 }  // namespace convgrad
 

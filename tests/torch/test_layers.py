@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import convgrad  # noqa: E402
 import convgrad.torch as cg  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
@@ -147,6 +148,30 @@ def test_inductor_compiles_causal_layers() -> None:
     compiled = torch.compile(copy.deepcopy(block), fullgraph=True)
     for a, e in zip(gradients(compiled, x), gradients(block, x)):
         torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-5)
+
+
+class Marked(torch.Tensor):
+    """A subclass that leaves its operations to torch."""
+
+
+def test_subclasses_negative_views_and_no_channels() -> None:
+    x, w = torch.randn(2, 4, 6, 5), torch.randn(3, 4, 3, 3)
+    padding = [(2, 0), (1, 1)]
+    expected = cg.conv2d(x, w, padding=padding)
+    marked = x.as_subclass(Marked).requires_grad_()
+    y = cg.conv2d(marked, w, padding=padding)
+    assert type(y) is Marked and torch.equal(y.detach().as_subclass(torch.Tensor), expected)
+    (dx,) = torch.autograd.grad(y.sum(), marked)
+    assert torch.equal(dx.as_subclass(torch.Tensor), cg.conv2d_input(x.shape, w, torch.ones_like(expected), 1, padding))
+    assert torch.equal(convgrad.conv(x.as_subclass(Marked), w, padding=padding).as_subclass(torch.Tensor), expected)
+    negative = torch.complex(torch.zeros_like(x), -x).conj().imag
+    assert negative.is_neg()
+    for function in (cg.conv2d, convgrad.conv):
+        torch.testing.assert_close(function(negative, w, padding=padding), expected)
+    nothing, taps = torch.ones(2, 0, 5, requires_grad=True), torch.ones(3, 0, 2, requires_grad=True)
+    y = cg.conv1d(nothing, taps, torch.ones(3))
+    assert y.shape == (2, 3, 4) and (y == 1).all()
+    assert [g.shape for g in torch.autograd.grad(y.sum(), (nothing, taps))] == [nothing.shape, taps.shape]
 
 
 def test_layers_leave_storages_free() -> None:

@@ -118,7 +118,8 @@ def _type_name(array: object) -> str:
 
 
 def _foreign_kind(array: Any, name: str) -> Kind:
-    package = type(array).__module__.partition(".")[0]
+    packages = [base.__module__.partition(".")[0] for base in type(array).__mro__]  # a subclass is of its base's kind
+    package = next((name for name in packages if name in KINDS), packages[0])
     shown = hasattr(array, "__dlpack__") or hasattr(array, "__cuda_array_interface__")
     module = KINDS.get(package) or ("convgrad.frontends.dlpack" if shown else None)
     if module is None or (package in KINDS and package not in sys.modules):

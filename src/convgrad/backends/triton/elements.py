@@ -151,6 +151,15 @@ def wide(value, WIDE: tl.constexpr):
         return value
 
 
+@triton.constexpr_function
+def block_steps(terms):
+    """Steps of so many terms whose products are added one after the other, before their sum is added to others.
+
+    512 terms: the error bound counts on it. Tensor cores, which add 16 terms at once, have no blocks.
+    """
+    return max(1, 512 // terms)
+
+
 @triton.jit
 def has_nan(value):
     """Return 1 where any element of a tile is NaN: the sign that a product with a filled-in zero may have met Inf."""

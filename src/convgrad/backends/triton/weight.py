@@ -9,7 +9,7 @@ than one run the float32 partial sums go to the workspace and `part_sums.py` add
 import triton
 import triton.language as tl
 
-from .elements import as_operand, as_result, has_nan, in_box, only, position, wide
+from .elements import as_operand, as_result, block_steps, has_nan, in_box, only, position, wide
 from .gather import inside
 
 
@@ -86,6 +86,9 @@ def weight_kernel(
         acc = tl.zeros([TS * CB, BK], dtype=ACC)
     else:
         acc = tl.zeros([BK, TS * CB], dtype=ACC)
+    total = acc  # float64: of whole blocks of terms
+    DOUBLE: tl.constexpr = tl.float64 == ACC
+    BLOCK: tl.constexpr = block_steps(BP)
     begin = split * run
     end = tl.minimum(begin + run, boxes)
     for box in range(begin, end):
@@ -130,6 +133,12 @@ def weight_kernel(
             acc = tl.dot(tl.trans(b), a, acc, input_precision=PRECISION, out_dtype=ACC)
         else:
             acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION, out_dtype=ACC)
+        if DOUBLE:
+            if (box - begin) % BLOCK == BLOCK - 1:
+                total += acc
+                acc = tl.zeros(acc.shape, dtype=ACC)
+    if DOUBLE:
+        acc += total
 
     # A zero that stands for padding times an infinite dy gives NaN: then sum again tap by tap with dy masked as well.
     # With one tap in the tile both operands are masked already; split precision leaves NaN where Inf meets a zero rest.

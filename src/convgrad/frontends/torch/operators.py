@@ -15,6 +15,7 @@ from torch._prims_common import suggest_memory_format
 
 from ... import api
 from .geometry import Geometry, Ints, Transposed, checked_shapes, plain
+from .tensors import FORMATS
 
 TAIL = "SymInt[] stride, SymInt[] padding, SymInt[] dilation"
 TRANSPOSED_TAIL = f"{TAIL}, bool transposed, SymInt[] output_padding, SymInt groups"
@@ -63,8 +64,13 @@ def memory_format_of(*operands: torch.Tensor) -> torch.memory_format:
 
 def new_result(shape: Ints, dtype: torch.dtype | None, *operands: torch.Tensor) -> torch.Tensor:
     """An empty result of some operands; the first has the default dtype."""
-    return torch.empty(tuple(shape), dtype=dtype or operands[0].dtype, device=operands[0].device,
+    return torch.empty(tuple(shape), dtype=dtype or result_dtype(operands[0]), device=operands[0].device,
                        memory_format=memory_format_of(*operands))
+
+
+def result_dtype(operand: torch.Tensor) -> torch.dtype:
+    """That of the operands, float32 for 8-bit ones."""
+    return torch.float32 if operand.dtype.itemsize == 1 else operand.dtype
 
 
 def placed(result: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:
@@ -80,6 +86,13 @@ def check_dtypes(**operands: torch.Tensor | None) -> None:
             raise TypeError(f"{first_name} is {first.dtype}, but {name} is {operand.dtype}: all must have one dtype")
         if operand.device != first.device:
             raise TypeError(f"{first_name} is on {first.device}, but {name} is on {operand.device}")
+
+
+def check_wide(operand: torch.Tensor, name: str) -> None:
+    """Refuse 8-bit operands, whose results autograd could not give back in their own type."""
+    if operand.dtype in FORMATS and operand.dtype.itemsize == 1:
+        raise TypeError(f"{name} is {operand.dtype}: 8-bit tensors have scales; use convgrad.torch.Fp8Conv2d and its "
+                        "siblings, torch.ops.convgrad.scaled_convolution, or convgrad.conv")
 
 
 def check_bias(bias: torch.Tensor | None, channels: int) -> None:
@@ -103,8 +116,14 @@ def name_of(dtype: torch.dtype | None) -> str | None:
 def checked_convolution(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
                         geometry: Geometry) -> None:
     check_dtypes(input=input, weight=weight, bias=bias)
+    check_wide(input, "input")
     checked_shapes({"input": input.shape, "weight": weight.shape}, geometry)
     check_bias(bias, weight.shape[1] * geometry.groups if geometry.transposed else weight.shape[0])
+
+
+def served_by_torch(input: torch.Tensor, weight: torch.Tensor, geometry: Geometry) -> bool:
+    """Whether the forward is PyTorch's: where it has one. Without input channels it forgets the output channels."""
+    return geometry.torch_takes_it and input.dim() == len(geometry.stride) + 2 and weight.numel() != 0
 
 
 def aten_convolution(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
@@ -118,7 +137,7 @@ def aten_convolution(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
 @on_devices("convolution")
 def convolution(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *arguments: Any) -> torch.Tensor:
     geometry = Geometry(*arguments)
-    if geometry.torch_takes_it and input.dim() == len(geometry.stride) + 2:  # PyTorch's forward where it has one
+    if served_by_torch(input, weight, geometry):
         try:
             return aten_convolution(input, weight, bias, geometry)
         except RuntimeError:
@@ -141,7 +160,7 @@ def convolution_fake(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
                      *arguments: Any) -> torch.Tensor:
     geometry = Geometry(*arguments)
     checked_convolution(input, weight, bias, geometry)
-    if geometry.torch_takes_it:
+    if served_by_torch(input, weight, geometry):
         return aten_convolution(input, weight, bias, geometry)
     channels = weight.shape[1] * geometry.groups if geometry.transposed else weight.shape[0]
     return new_result((input.shape[0], channels, *geometry.output_size(input.shape[2:], weight.shape[2:])), None,
@@ -185,6 +204,7 @@ def convolution_backward_fake(grad_output: torch.Tensor, input: torch.Tensor, we
 def checked_backward(grad_output: torch.Tensor, input: torch.Tensor, weight: torch.Tensor,
                      geometry: Geometry) -> None:
     check_dtypes(grad_output=grad_output, input=input, weight=weight)
+    check_wide(input, "input")
     checked_shapes({"input": input.shape, "weight": weight.shape, "grad_output": grad_output.shape}, geometry,
                    "grad_output")
 
@@ -247,4 +267,4 @@ def bias_grad(grad_output: torch.Tensor, out_dtype: torch.dtype | None = None) -
 
 @fake("bias_grad")
 def bias_grad_fake(grad_output: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-    return grad_output.new_empty((grad_output.shape[1],), dtype=out_dtype or grad_output.dtype)
+    return grad_output.new_empty((grad_output.shape[1],), dtype=out_dtype or result_dtype(grad_output))

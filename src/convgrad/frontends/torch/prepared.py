@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...problem import Conv, Unsupported
-from .aten_backward import BackwardCall, Question, parts_of, prepared_on_cpu
+from .aten_backward import SERVED_DTYPES, BackwardCall, Question, parts_of, prepared_on_cpu
 from .geometry import Geometry, Transposed
 from .operators import checked_backward, convolution_backward, library, memory_format_of
 from .registration import new_table
@@ -33,7 +33,7 @@ def by_kernel(keys: Any, *arguments: Any) -> Any:
 def native_call(call: BackwardCall, geometry: Geometry) -> Any:
     """The call as the native core runs it, None where it does not."""
     plain = all(type(tensor) in PLAIN_TYPES and tensor.numel() and not tensor.is_neg() for tensor in call.tensors)
-    if native is None or not plain or call.input.dtype not in FORMATS or not any(call.output_mask):
+    if native is None or not plain or call.input.dtype not in SERVED_DTYPES or not any(call.output_mask):
         return None
     inner = Transposed.of(geometry)
     if geometry.transposed and any(inner.cut):

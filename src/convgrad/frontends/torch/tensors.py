@@ -66,6 +66,11 @@ def signature(arrays: dict[str, Any]) -> Any:
     return threads(), tuple([(array.shape, array.dtype, array.stride(), array.device) for array in arrays.values()])
 
 
+def has_c_exchange() -> bool:
+    """Whether the native core can read tensors by itself: torch 2.10 and later show them in DLPack's C interface."""
+    return native is not None and hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+
+
 def threads() -> int | None:
     """As many as torch would use (torch.set_num_threads), and no more than convgrad has been told to."""
     return None if native is None else native.threads_for_torch()
@@ -80,16 +85,15 @@ def execute(run: Callable[..., Any], operands: tuple[Any, ...], targets: tuple[A
 
 
 def recorded(arrays: dict[str, Any]) -> bool:
-    """Whether autograd, torch.func, a subclass of tensors or a tracer wants to know what is computed."""
+    """Whether autograd, torch.func, a subclass or a tracer wants to know; negative views are resolved on the way."""
     if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
         return True
-    if not any([array.requires_grad or type(array) not in PLAIN_TYPES for array in arrays.values()]) and \
-            forward_ad._current_level < 0:
+    plain = not any([type(array) not in PLAIN_TYPES or array.is_neg() for array in arrays.values()])
+    if plain and forward_ad._current_level < 0 and not any([array.requires_grad for array in arrays.values()]):
         return False
     if torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality):
         return False  # inside an operator, below all of them
-    return forward_ad._current_level >= 0 or torch.is_grad_enabled() or \
-        any([type(array) not in PLAIN_TYPES for array in arrays.values()])
+    return not plain or forward_ad._current_level >= 0 or torch.is_grad_enabled()
 
 
 def record(asked: Recorded, arrays: dict[str, Any]) -> Sequence[Any]:
