@@ -185,7 +185,7 @@ class TorchBackward {
   // Everything that decides what is done, as bytes; false where the tensors are not plain ones.
   bool read_key(const nb::args& arguments, DLTensor (&operands)[3]) {
     key_.clear();
-    add(torch_threads());
+    add(threads_for_torch());
     for (int i = 0; i < 3; ++i) {
       if (!signature_.read(arguments[size_t(i) + 1].ptr(), operands[i])) return false;
       Signature::add(key_, operands[i]);

@@ -85,6 +85,15 @@ def test_what_the_functions_refuse(tmp_path):
         assert (int(found), words in text) == (code, True), (what, said[what])
 
 
+def test_what_was_printed_survives_an_exit_without_flush(tmp_path):
+    """The vendor's examples leave with _exit after aclFinalize."""
+    source = tmp_path / "leave.cpp"
+    source.write_text('#include <cstdio>\n#include <unistd.h>\n#include "acl/acl.h"\n'
+                      'int main() { if (aclInit(nullptr)) return 1; std::printf("printed"); aclFinalize(); _exit(0); }')
+    built(source, tmp_path / "program")
+    assert output(tmp_path / "program") == "printed"
+
+
 def test_the_command_compiles_and_runs(capfd):
     assert main(["cann", "run", "--product", "950", str(EXAMPLES / "conv_backward.cpp")]) == 0
     assert capfd.readouterr().out == RIGHT

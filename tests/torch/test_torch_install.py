@@ -163,6 +163,24 @@ def test_wrong_arguments_get_torchs_error() -> None:
     assert str(before.value) == str(under.value)
 
 
+def test_without_the_c_interface_of_dlpack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch before 2.10: the same gradients through a table in Python and the public functions."""
+    from convgrad.frontends.torch import registration, serving
+
+    for module in (registration, serving):
+        monkeypatch.setattr(module, "has_c_exchange", lambda: False)
+    table = registration.new_table(registration.registration.desk.prepare)
+    assert isinstance(table, registration.PythonTable)
+    monkeypatch.setattr(registration.registration, "kernel", table)
+    for call in (arguments(2), arguments(3, True, stride=2, output_padding=1)):
+        expected = BACKWARD(*call)
+        with convgrad.torch.installed():
+            got = BACKWARD(*call)
+        for one, other in zip(got, expected):
+            assert torch.equal(one, other) and one.stride() == other.stride()
+    assert set(served().values()) == {"native"}
+
+
 def test_installs_nest() -> None:
     call = arguments(2)
     convgrad.torch.install()

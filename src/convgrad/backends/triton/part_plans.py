@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from ...numbers import sum_error_factor
 from ...problem import Problem
 from .geometry import Geometry, Three
 from .launch import INTERPRETED, Step
@@ -41,7 +40,8 @@ def parts_fit(problem: Problem, geo: Geometry) -> bool:
 
 def products_needed(problem: Problem) -> int:
     """How many products of parts keep the error bound of a problem, whatever its numbers."""
-    allowed = sum_error_factor(problem.conv.reduction_length(problem.wrt)) - OTHER_ERRORS
+    # NOTE: of f(L) only the part that grows: the rest is for the roundings of the sums.
+    allowed = 8 + 2 * math.sqrt(problem.conv.reduction_length(problem.wrt)) - OTHER_ERRORS
     return next((products for products, left_out in LEFT_OUT.items() if left_out <= allowed), 6)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,11 +13,12 @@ import torch
 
 from . import tbc
 from .serving import Desk
-from .tensors import native
+from .tensors import has_c_exchange, native, threads
 
 NAME = "aten::convolution_backward"
 OPERATOR = torch.ops.aten.convolution_backward.default
 MARK = "convgrad"  # in the metadata of autograd nodes that belong to a patched model
+MOST_ENTRIES = 8192  # programs with ever new shapes: begin anew
 Kernel = Callable[..., Any]
 
 
@@ -117,20 +119,25 @@ class PythonTable:
 
     def __call__(self, keys: Any, *arguments: Any) -> Any:
         tensors = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in arguments[:3]]
-        key = (torch.get_num_threads(), *map(type, arguments[:3]), *tensors, *[str(rest) for rest in arguments[4:]])
+        key = (threads(), *map(type, arguments[:3]), *tensors, *[str(rest) for rest in arguments[4:]])
         found = self.entries.get(key)
         if found is None:
+            if len(self.entries) >= MOST_ENTRIES:
+                self.entries.clear()
             found = self.entries[key] = self.prepare(keys, *arguments)
         handler, tally = found
+        start = time.perf_counter()
+        results = handler(keys, *arguments)
         tally.calls += 1
-        return handler(keys, *arguments)
+        tally.seconds += time.perf_counter() - start
+        return results
 
     def clear(self) -> None:
         self.entries.clear()
 
 
 def new_table(prepare: Kernel) -> Any:
-    if native is not None and hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+    if has_c_exchange():
         return native.TorchBackward(prepare, torch.Tensor, torch.nn.Parameter)
     return PythonTable(prepare)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .serving import rows
@@ -24,7 +25,7 @@ class Report:
     def __init__(self, lines: list[Line]) -> None:
         self.lines = lines
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[Line]:
         return iter(self.lines)
 
     def __len__(self) -> int:

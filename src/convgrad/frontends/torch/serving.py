@@ -13,7 +13,7 @@ from ...problem import Unsupported
 from . import aten_backward
 from .aten_backward import PLAIN_TYPES, BackwardCall, Question
 from .cuda_backward import prepared_on_cuda
-from .tensors import native, threads
+from .tensors import has_c_exchange, native, threads
 
 MOST_ROWS = 4096  # programs with ever new shapes: the rest is counted together
 
@@ -88,7 +88,7 @@ class Desk:
             return self.by_torch, row_of(str(asked), "torch", str(error)).tally
         backends = "+".join(dict.fromkeys(part.plan.backend for part in parts))
         tally = row_of(str(asked), backends, " + ".join(part.plan.kernel for part in parts)).tally
-        if backends == "native":
+        if backends == "native" and has_c_exchange():
             return aten_backward.prepared_on_cpu(call, parts, aten_backward.result_format(call)), tally
         prepared = prepared_on_cuda(call, asked) if call.input.is_cuda else None
         return prepared or aten_backward.through_api, tally

@@ -66,6 +66,11 @@ def signature(arrays: dict[str, Any]) -> Any:
     return threads(), tuple([(array.shape, array.dtype, array.stride(), array.device) for array in arrays.values()])
 
 
+def has_c_exchange() -> bool:
+    """Whether the native core can read tensors by itself: torch 2.10 and later show them in DLPack's C interface."""
+    return native is not None and hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+
+
 def threads() -> int | None:
     """As many as torch would use (torch.set_num_threads), and no more than convgrad has been told to."""
     return None if native is None else native.threads_for_torch()
@@ -249,15 +254,11 @@ def again(plan: Plan, operands: tuple[Any, ...], targets: tuple[Any, ...],
     return launch
 
 
-def has_gpu() -> bool:
-    return bool(torch.cuda.is_available())
-
-
 def from_numpy(array: np.ndarray[Any, Any], format_name: str) -> torch.Tensor:
     """A tensor with the values of a NumPy array, on CUDA where there is one (the interpreter computes on the CPU)."""
     same_size = array.view(INTEGERS[array.dtype.itemsize])
     tensor = torch.from_numpy(same_size).view(TORCH_DTYPES[format_name])
-    return tensor.to("cuda" if has_gpu() else "cpu", copy=True)  # strides of dense arrays are kept
+    return tensor.to("cuda" if has_cuda() else "cpu", copy=True)  # strides of dense arrays are kept
 
 
 def strided(memory: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], format_name: str) -> torch.Tensor:

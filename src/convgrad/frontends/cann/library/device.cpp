@@ -193,6 +193,7 @@ aclError aclFinalize(void) {
     State& s = state();
     std::lock_guard<std::mutex> guard(s.lock);
     if (!s.initialised) return fail(ACL_ERROR_UNINITIALIZE, "aclFinalize without aclInit");
+    std::fflush(nullptr);  // programs that leave with _exit have printed what they computed
     stop_worker(s);
     s.executors.clear();
     s.initialised = false;
