@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import faulty_backend
 import pytest
 
-from convgrad import Problem
+from convgrad import Problem, machine
 from convgrad.cli import main
 from convgrad.fuzz import coverage
 from convgrad.fuzz.case import Case
@@ -159,6 +159,16 @@ def test_the_command(capsys: pytest.CaptureFixture[str], faulty: str) -> None:
     assert main(["fuzz", "--backend", faulty, "--count", "400", "--seed", "0", "--processes", "0", "--plan-only"]) == 1
     said = capsys.readouterr().out
     assert "repeat it: convgrad fuzz --backend faulty --plan-only --case 'input_grad f32 n1 c1 k1 i1 w1 d4'" in said
+
+
+def test_planning_needs_no_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(machine, "cuda_missing", lambda: "there is no GPU")
+    words = ["fuzz", "--backend", "triton", "--count", "5", "--seed", "2", "--processes", "0"]
+    assert main([*words, "--plan-only"]) == 0
+    assert "triton: 5 problems" in capsys.readouterr().out
+    assert main(words) == 3
+    assert "triton is not available here: there is no GPU" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [

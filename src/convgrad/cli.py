@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .explain import explain
-from .machine import backend_states, cores, device_of, graphics_cards, has_gpu, processor
+from .machine import backend_states, cores, device_of, graphics_cards, interpreted, processor
 from .plan import BACKENDS, plan
 from .problem import DTYPES, LONG_DTYPE, WRT, Problem, Unsupported
 from .verify import Wrong, check_problem, geometry_sets, in_order, real_operands, run_problem
@@ -286,7 +286,7 @@ def verify(args: argparse.Namespace) -> int:
         print("convgrad: no backend to verify is available here", file=sys.stderr)
         return REFUSED
     everything = args.set == set_argument("all") and args.dtype is None
-    for backend in [name for name in backends if everything and device_of(name) == "cuda" and has_gpu()]:
+    for backend in [name for name in backends if everything and device_of(name) == "cuda" and not interpreted()]:
         from .fuzz.coverage import verify_on_gpu  # which kernels run decides there, not which geometries
 
         backends.remove(backend)

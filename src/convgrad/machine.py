@@ -47,13 +47,9 @@ def graphics_cards() -> tuple[str, ...]:
     return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
 
 
-def has_gpu() -> bool:
-    """Whether torch is here and sees a CUDA device."""
-    try:
-        from .frontends.torch import tensors
-    except ImportError:
-        return False
-    return tensors.has_gpu()
+def interpreted() -> bool:
+    """Whether Triton's kernels run in its interpreter, on the CPU."""
+    return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
 
 
 def device_of(backend: str) -> str:
@@ -63,7 +59,7 @@ def device_of(backend: str) -> str:
 
 def cuda_missing() -> str | None:
     """Why nothing can be computed on CUDA tensors here, or None; Triton's interpreter computes on the CPU."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
+    if interpreted():
         return None
     try:
         from .frontends.torch.tensors import has_cuda
@@ -79,9 +75,14 @@ def backend_states() -> dict[str, str | None]:
 
 def backend_state(name: str) -> str | None:
     """None when a backend runs here, or the reason why not."""
+    return planner_state(name) or (cuda_missing() if device_of(name) == "cuda" else None)
+
+
+def planner_state(name: str) -> str | None:
+    """None when a backend makes plans here, which needs no GPU, or the reason why not."""
     tiny = Problem(Conv(1, 1, 1, (3,), (2,)), "input", device=device_of(name))
     try:
         load(name).plan(tiny)
-        return cuda_missing() if device_of(name) == "cuda" else None
+        return None
     except (Unsupported, ImportError) as error:
         return str(error)

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from ..machine import backend_state, cores, device_of, has_gpu
+from ..machine import backend_state, cores, device_of, interpreted, planner_state
 from ..plan import BACKENDS
 from .case import Case
 from .generator import Generator
@@ -71,11 +71,8 @@ def case_argument(text: str) -> Case:
 def fuzz(args: argparse.Namespace) -> int:
     if args.isa is not None:
         os.environ["CONVGRAD_ISA"] = args.isa
-    backend = args.backend or ("triton" if has_gpu() else "native")
-    interpreted = backend == "triton" and os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
-    reason = backend_state(backend)
-    if reason is None and backend == "triton" and not (args.plan_only or interpreted or has_gpu()):
-        reason = "there is no GPU (--plan-only needs none)"
+    backend = args.backend or ("native" if interpreted() or backend_state("triton") else "triton")
+    reason = planner_state(backend) if args.plan_only else backend_state(backend)
     if reason is not None:
         print(f"convgrad: {backend} is not available here: {reason}", file=sys.stderr)
         return REFUSED
@@ -84,9 +81,10 @@ def fuzz(args: argparse.Namespace) -> int:
     seed = secrets.randbelow(10**6) if args.seed is None else args.seed
     processes = cores() if args.processes is None else args.processes
     workers = Workers(backend, processes, args.plan_only)
-    search = Search(Generator(backend, seed, args.plan_only, interpreted), workers, args.count,
-                    args.seconds or (None if args.count is not None else 60.0), max(1, args.failures),
-                    args.shrink_seconds, Live(), lambda text: print(text, flush=True))
+    generator = Generator(backend, seed, args.plan_only, backend == "triton" and interpreted())
+    seconds = args.seconds or (None if args.count is not None else 60.0)
+    search = Search(generator, workers, args.count, seconds, max(1, args.failures), args.shrink_seconds, Live(),
+                    lambda text: print(text, flush=True))
     print(f"convgrad fuzz: {backend}, seed {seed}, {processes} processes", flush=True)
     try:
         search.run()

@@ -30,6 +30,9 @@ WEIGHT_PIECES = 3  # of a float32 number, as products take it
 SHORTEST_RUN = 32  # seen on an H200: lines of 32 and more were faster than a copy of the result, of 14 much slower
 
 
+MOST_PHASES = 4096  # of an input gradient, or taps, so that planning takes milliseconds
+
+
 @dataclass(frozen=True)
 class Copies:
     """Operands that are copied first, because the copy engine cannot read them where they lie: bytes of each copy."""
@@ -87,7 +90,8 @@ def fits(problem: Problem, geo: Geometry, max_workspace: int | None = None) -> b
     red = geo.group_out if problem.wrt == "input" else geo.group_in
     if (INTERPRETED or not KNOWN_TRITON or not (whole or (rounding(problem) == "exact_f16" and red % 16 == 0))
             or problem.out_dtype == "float64" or not problem.layout.endswith("C") or min(geo.pad) < 0
-            or (problem.wrt == "output" and max(geo.stride) > 8)):  # as far apart as a copy takes elements
+            or (problem.wrt == "output" and max(geo.stride) > 8)  # as far apart as a copy takes elements
+            or (problem.wrt == "input" and max(geo.phases, geo.taps) > MOST_PHASES)):
         return False
     copies, patch = copies_for(problem, geo), box_plans.is_patch(problem, geo)
     if copies.bytes > limit_of(problem, geo, max_workspace) or (copies.bytes and patch and problem.dtype != "float32"):

@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 
-from ...numbers import sum_error_factor
 from ...problem import Problem
 from .geometry import Geometry, Three
 from .launch import INTERPRETED, Step
-from .line_plans import LAUNCH_SECONDS, MEMORY_BYTES, LineTile, choose_lines, line_weight
+from .line_plans import LAUNCH_SECONDS, MEMORY_BYTES, MOST_TAPS, LineTile, choose_lines, line_weight
 from .numbers_on_device import rounding, scratch
 from .part_copies import PART_BYTES, split_step, with_axis
 from .tiles import workspace_limit
@@ -36,12 +35,13 @@ def parts_fit(problem: Problem, geo: Geometry) -> bool:
     """Whether a float32 problem can be summed on parts: float32 products asked for, and channels for tensor cores."""
     return (not INTERPRETED and problem.dtype == "float32" and problem.out_dtype == "float32"
             and rounding(problem) == "" and geo.group_in % 8 == 0 and geo.group_out % 8 == 0
-            and min(geo.group_in, geo.group_out) >= (16 if geo.groups == 1 else 32))
+            and min(geo.group_in, geo.group_out) >= (16 if geo.groups == 1 else 32) and geo.taps <= MOST_TAPS)
 
 
 def products_needed(problem: Problem) -> int:
     """How many products of parts keep the error bound of a problem, whatever its numbers."""
-    allowed = sum_error_factor(problem.conv.reduction_length(problem.wrt)) - OTHER_ERRORS
+    # NOTE: of f(L) only the part that grows: the rest is for the roundings of the sums.
+    allowed = 8 + 2 * math.sqrt(problem.conv.reduction_length(problem.wrt)) - OTHER_ERRORS
     return next((products for products, left_out in LEFT_OUT.items() if left_out <= allowed), 6)
 
 

@@ -254,15 +254,11 @@ def again(plan: Plan, operands: tuple[Any, ...], targets: tuple[Any, ...],
     return launch
 
 
-def has_gpu() -> bool:
-    return bool(torch.cuda.is_available())
-
-
 def from_numpy(array: np.ndarray[Any, Any], format_name: str) -> torch.Tensor:
     """A tensor with the values of a NumPy array, on CUDA where there is one (the interpreter computes on the CPU)."""
     same_size = array.view(INTEGERS[array.dtype.itemsize])
     tensor = torch.from_numpy(same_size).view(TORCH_DTYPES[format_name])
-    return tensor.to("cuda" if has_gpu() else "cpu", copy=True)  # strides of dense arrays are kept
+    return tensor.to("cuda" if has_cuda() else "cpu", copy=True)  # strides of dense arrays are kept
 
 
 def strided(memory: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], format_name: str) -> torch.Tensor:
