@@ -445,6 +445,6 @@ class Plan(NamedTuple):
     workspace_bytes: int = 0
     notes: tuple[str, ...] = ()  # the printable decision: cost model, tiles, chunks
     refusals: tuple[tuple[str, str], ...] = ()  # (backend, why not) for every backend asked before this one
-    # (strides of operands and results, number of the GPU) -> a plan.Prepared for tensors that lie so, or None where a
-    # plan has none. Strides are in elements and canonical axis order; on a GPU addresses must be multiples of 16.
+    # (strides of operands and results in elements and canonical order, GPU) -> a plan.Prepared, or None: there is none.
     prepared: Callable[..., Any] = lambda strides, device=0: None
+    numbers: tuple[int, ...] = ()  # of a native plan, for compiled programs: native/plan_numbers.h

@@ -29,6 +29,7 @@ ONES: Three = (1, 1, 1)
 UNSCALED = (None, None, None)
 NARROW_BOXES = 1.6  # of the expected time, as measured where boxes of single taps are narrow
 WEIGHT_PIECES = 3  # of a float32 number, as products take it
+MOST_PHASES = 4096  # of an input gradient, or taps, so that planning takes milliseconds
 SHORTEST_RUN = 32  # seen on an H200: lines of 32 and more were faster than a copy of the result, of 14 much slower
 
 
@@ -88,6 +89,8 @@ def supports(problem: Problem, geo: Geometry) -> str | None:
         return "channels last only"
     if min(geo.pad) < 0 or (problem.wrt == "output" and max(geo.stride) > 8):
         return "no negative padding, and outputs at strides of at most 8"  # as far apart as a copy takes elements
+    if problem.wrt == "input" and max(geo.phases, geo.taps) > MOST_PHASES:
+        return f"at most {MOST_PHASES} taps and phases"
     copies, patch = copies_for(problem, geo), box_plans.is_patch(problem, geo)
     if patch:
         return "patches are not copied" if copies.bytes and problem.dtype != "float32" else None

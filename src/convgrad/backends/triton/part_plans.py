@@ -18,7 +18,7 @@ from .geometry import Geometry, Three, outer_axis
 from .gpu import Gpu
 from .kernel import Kernel, Prepared, Query
 from .launch import Step
-from .line_plans import LineTile, choose_lines, line_weight
+from .line_plans import MOST_TAPS, LineTile, choose_lines, line_weight
 from .numbers_on_device import rounding, scratch
 from .part_copies import PART_BYTES, parts_of, products_needed, split_step, with_axis
 from .pointer_plans import seconds as pointer_seconds
@@ -34,7 +34,7 @@ def supports(problem: Problem, geo: Geometry) -> str | None:
     least = 16 if geo.groups == 1 else 32
     if geo.group_in % 8 or geo.group_out % 8 or min(geo.group_in, geo.group_out) < least:
         return f"at least {least} channels on both sides, multiples of 8"
-    return None
+    return f"at most {MOST_TAPS} taps" if geo.taps > MOST_TAPS else None
 
 
 def seen(parts: Any, block: tuple[int, int, int], channels: int) -> Any:
