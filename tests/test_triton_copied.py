@@ -141,7 +141,7 @@ def test_tuning_measures_copies() -> None:
 
 def test_pieces_cover_the_problem() -> None:
     """Every row of the result is in one piece, and every pair that a window links is in the piece of the result."""
-    from convgrad.backends.triton.copied_plans import pieces_of
+    from convgrad.backends.triton.pieces import pieces_of
 
     for size, kernel, stride, dilation, low, high in product((7, 12), (1, 2, 3, 5), (1, 2, 3), (1, 2), (0, 1, 3),
                                                              (0, 2)):

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from ...problem import Problem
-from .copied_plans import Copied, Inner, cut_axis, of_pieces, pieces_of, sizes_to_try, without_copies
+from .copied_plans import Copied, Inner, cut_axis, of_pieces, sizes_to_try, without_copies
 from .geometry import Geometry, channels_last
 from .kernel import Kernel, Operands, Prepared, Query, choose
 from .numbers_on_device import rounding, scratch
 from .padding import padded
+from .pieces import pieces_of
 from .pointer_plans import seconds as pointer_seconds
 
 FOR_COPIES = 0.6  # of the workspace; the rest is for sums

@@ -18,7 +18,8 @@ from .geometry import Geometry, Three, outer_axis
 from .gpu import Gpu
 from .kernel import Kernel, Prepared, Query
 from .launch import Step
-from .line_plans import MOST_TAPS, LineTile, choose_lines, line_weight
+from .line_plans import MOST_TAPS, choose_lines, line_weight
+from .line_tiles import LineTile
 from .numbers_on_device import rounding, scratch
 from .part_copies import PART_BYTES, parts_of, products_needed, split_step, with_axis
 from .pointer_plans import seconds as pointer_seconds

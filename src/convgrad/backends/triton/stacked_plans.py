@@ -16,12 +16,13 @@ import torch
 
 from ...problem import SPATIAL_LETTERS, Problem
 from . import part_plans
-from .copied_plans import ALIGNMENT, Inner, cut_axis, like, of_pieces, pieces_of, sizes_to_try, up, without_copies
+from .copied_plans import ALIGNMENT, Inner, cut_axis, like, of_pieces, sizes_to_try, up, without_copies
 from .decoded_plans import FOR_COPIES
 from .geometry import Geometry, geometry
 from .kernel import Kernel, Operands, Prepared, Query, choose
 from .numbers_on_device import rounding, scratch
 from .part_copies import PART_BYTES, parts_of, products_needed, split_step
+from .pieces import pieces_of
 from .pointer_plans import seconds as pointer_seconds
 
 

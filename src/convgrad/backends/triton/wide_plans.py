@@ -21,7 +21,7 @@ from .cells import collect_kernel
 from .geometry import Geometry, strides_of
 from .kernel import Kernel, Prepared, Query
 from .launch import Launch, Step
-from .line_plans import LineTile
+from .line_tiles import LineTile
 from .split_k import with_sums
 from .tiles import reduce_tile
 
