@@ -88,7 +88,8 @@ clean: ## remove the environment and everything built
 	touch $@
 
 .venv/test-installed: .venv/bin/python $(SOURCES)
-	$(PIP) install '.[test]'
+	$(PIP) install 'jax>=0.5'
+	CONVGRAD_JAX_INCLUDE=$$($(BIN)/python -c 'import jax; print(jax.ffi.include_dir())') $(PIP) install '.[test]'
 	touch .venv/installed $@
 
 .venv/docs-installed: .venv/test-installed

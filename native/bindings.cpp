@@ -1,5 +1,5 @@
-// What Python sees of the native core. Only this file, bound_plan.h, bindings_torch.cpp and gpu/gpu_bindings.cpp know
-// Python.
+// What Python sees of the native core. Only this file, bound_plan.h, bindings_torch.cpp, xla_handlers.cpp and gpu/gpu_bindings.cpp
+// know Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
@@ -12,43 +12,20 @@
 #include "bound_plan.h"
 #include "ceilings.h"
 #include "gpu/gpu_bindings.h"
+#include "plan_numbers.h"
 #include "scale.h"
 #include "threads.h"
 #include "torch_team.h"
+#include "xla_handlers.h"
 
 namespace nb = nanobind;
 
 namespace convgrad {
 namespace {
 
-using Three = std::array<int64_t, 3>;
-using Five = std::array<int64_t, 5>;
-
-BoundPlan make_plan(unsigned wrt, int axes, std::array<int64_t, 4> sizes, std::array<Three, 6> spatial,
-                    std::array<int, 3> types, std::array<Five, 3> nominal, int threads, int64_t max_workspace,
-                    nb::object dtype, nb::object out_dtype) {
-  Problem problem;
-  problem.geo.N = sizes[0];
-  problem.geo.C = sizes[1];
-  problem.geo.K = sizes[2];
-  problem.geo.G = sizes[3];
-  int64_t(*const fields[])[3] = {&problem.geo.in,     &problem.geo.out,      &problem.geo.kernel,
-                                 &problem.geo.stride, &problem.geo.dilation, &problem.geo.pad};
-  for (size_t field = 0; field < 6; ++field)
-    for (size_t axis = 0; axis < 3; ++axis) (*fields[field])[axis] = spatial[field][axis];
-  problem.wrt = wrt;
-  problem.dtype = Dtype(types[0]);
-  problem.out_dtype = Dtype(types[1]);
-  problem.compute = Compute(types[2]);
-  for (size_t axis = 0; axis < 5; ++axis) {
-    problem.x_nominal[axis] = nominal[0][axis];
-    problem.w_nominal[axis] = nominal[1][axis];
-    problem.y_nominal[axis] = nominal[2][axis];
-  }
-  problem.threads = threads > 0 ? std::min(threads, max_threads) : get_threads();
-  problem.max_workspace = std::max<int64_t>(0, max_workspace - 63);  // room to align the caller's memory
-  problem.isa = &current_isa();
-  return BoundPlan(problem, axes, std::move(dtype), std::move(out_dtype));
+BoundPlan make_plan(const std::vector<int64_t>& numbers, int axes, nb::object dtype, nb::object out_dtype) {
+  if (numbers.size() != plan_numbers) throw nb::value_error("a plan needs as many numbers as plan_numbers.h says");
+  return BoundPlan(problem_from(numbers.data(), get_threads()), axes, std::move(dtype), std::move(out_dtype));
 }
 
 // result = round(sums * factor): arrays of one shape of up to five axes, types of sums and result.
@@ -82,6 +59,7 @@ void run_on_torch_team(nb::handle run, nb::handle operands, nb::handle results, 
 NB_MODULE(_native, module) {
   using namespace convgrad;
   array_type = reinterpret_cast<PyTypeObject*>(nb::module_::import_("numpy").attr("ndarray").inc_ref().ptr());
+  main_thread = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
   byte_type = nb::module_::import_("numpy").attr("dtype")("uint8").release();
   nb::class_<BoundPlan>(module, "Plan")
       .def("run", &BoundPlan::run, nb::arg("operands"), nb::arg("results"), nb::arg("workspace").none() = nb::none())
@@ -114,5 +92,6 @@ NB_MODULE(_native, module) {
   });
   module.def("run_products", &run_products, nb::call_guard<nb::gil_scoped_release>());
   gpu::bind(module);
+  bind_xla(module);
   nb::set_leak_warnings(false);  // compiled GPU kernels are kept until the process ends
 }

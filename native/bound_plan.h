@@ -3,10 +3,13 @@
 
 #include <nanobind/nanobind.h>
 
+#include <unistd.h>
+
 #include <string>
 
 #include "conv.h"
 #include "scratch.h"
+#include "threads.h"
 
 namespace convgrad {
 
@@ -37,6 +40,37 @@ inline const ArrayHead& as_array(PyObject* object, const char* name) {
   }
   return *reinterpret_cast<const ArrayHead*>(object);
 }
+
+inline unsigned long main_thread = 0;  // Python's, which alone receives signals
+
+// Whether a signal handler raised an exception, such as KeyboardInterrupt; for a thread without the GIL.
+inline bool python_interrupts() {
+  if (PyThread_get_thread_ident() != main_thread) return false;
+  const nb::gil_scoped_acquire acquired;
+  return PyErr_CheckSignals() != 0;
+}
+
+// Without the GIL while it lives. NOTE: a thread that asks for the GIL of an interpreter that ends would be ended by
+// force, and the process with it; it waits for the end of the process instead.
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  ~WithoutGil() {
+    while (ending()) pause();
+    PyEval_RestoreThread(state_);
+  }
+  WithoutGil(const WithoutGil&) = delete;
+
+ private:
+  static bool ending() {
+#if PY_VERSION_HEX >= 0x030d0000
+    return Py_IsFinalizing();
+#else
+    return _Py_IsFinalizing();
+#endif
+  }
+  PyThreadState* state_;
+};
 
 // What an array of a run must be: its name in messages, extents, number of axes, dtype, and whether it is written.
 struct Expected {
@@ -86,10 +120,7 @@ class BoundPlan {
     if (wrt & wrt_bias) arguments.db = result("the bias gradient", db, 1);
     expect(results, "results", at);
     arguments.threads = plan_.threads;
-    if (workspace.is_none()) {
-      nb::gil_scoped_release released;
-      return run_alone(arguments);
-    }
+    if (workspace.is_none()) return interruptibly([&] { run_alone(arguments); });
     const ArrayHead& array = as_array(workspace.ptr(), "workspace");
     if (array.nd != 1 || array.dimensions[0] < workspace_bytes() ||
         (array.dimensions[0] > 1 && array.strides[0] != 1)) {
@@ -101,8 +132,7 @@ class BoundPlan {
     check_dtype(array, "workspace", byte_type);
     if (!array.writable()) throw nb::value_error("workspace is read-only");
     arguments.workspace = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(array.data) + 63) / 64 * 64);
-    nb::gil_scoped_release released;
-    plan_.run(arguments);
+    interruptibly([&] { plan_.run(arguments); });
   }
 
   // Tensors that are known to fit; threads and a workspace are ours. Needs no Python.
@@ -120,6 +150,17 @@ class BoundPlan {
   const std::vector<std::string>& notes() const { return plan_.notes; }
 
  private:
+  // Runs the body without the GIL; raises what a signal handler raised meanwhile. The results are undefined then.
+  template <typename Body>
+  static void interruptibly(const Body& body) {
+    Interruptible watch(python_interrupts);
+    {
+      const WithoutGil released;
+      body();
+    }
+    if (watch.given_up()) throw nb::python_error();
+  }
+
   static void expect(nb::handle tuple, const char* what, Py_ssize_t count) {
     if (PyTuple_Check(tuple.ptr()) && PyTuple_GET_SIZE(tuple.ptr()) == count) return;
     throw nb::value_error((std::string(what) + " must be a tuple of " + std::to_string(count) + " arrays").c_str());

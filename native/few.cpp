@@ -390,6 +390,10 @@ std::optional<Plan> plan_few(const Problem& problem, std::string& why_not) {
     why_not = "a tensor without elements";
     return std::nullopt;
   }
+  if (LaneWay{&g, problem.wrt == wrt_input}.too_many_phases()) {
+    why_not = "more phases than " + std::to_string(LaneWay::most_phases);
+    return std::nullopt;
+  }
   // Groups with channels last are what the dense kernels are slowest for.
   const int64_t narrow = std::min(g.group_in(), g.group_out());
   const int64_t most = g.G > 1 && problem.x_nominal[axis_c] == size_of(problem.dtype) ? 96 : 64;

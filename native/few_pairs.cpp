@@ -145,6 +145,7 @@ struct PairTiles {
   using Sum = float;
   static constexpr int most_sums = 25, most_parts = 4, most_lines = tallest_r;
   static constexpr double latency = 7;
+  static constexpr int64_t roundings = 2;
 
   template <int K>
   struct Table {

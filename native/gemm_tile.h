@@ -15,6 +15,10 @@ extern const Gemm gemm_bf16, gemm_bf16x2, gemm_bf16x3;
 namespace amx_emulated {  // the same with tiles in software, for tests on any processor
 extern const Gemm gemm_bf16, gemm_bf16x2, gemm_bf16x3;
 }
+// How a micro-kernel sums, so that no term passes through many roundings whatever the data (docs/contract.md): so many
+// products follow each other in a register, so many of these blocks are added up beside it, and only then in C.
+inline constexpr int64_t block_products = 128, most_blocks = 128;
+
 // Spreads the lines that a call is to fetch over its products: fetched at once they would wait for each other.
 // NOTE: every file has its own, compiled for its own level.
 namespace {

@@ -325,6 +325,10 @@ void CorrelatePlan::run(const Arguments& args) const {
 std::optional<Plan> plan_grouped(const Problem& problem, std::string& why_not) {
   why_not = lanes_refuse(problem);
   if (!why_not.empty()) return std::nullopt;
+  if (LaneWay{&problem.geo, problem.wrt == wrt_input}.too_many_phases()) {
+    why_not = "more phases than " + std::to_string(LaneWay::most_phases);
+    return std::nullopt;
+  }
   DirectUnits sole;
   if (problem.geo.G == 1 && (!group_units(problem, sole) || problem.x_nominal[axis_c] != size_of(problem.dtype))) {
     why_not = "groups=1: there are no lanes to fill with groups";

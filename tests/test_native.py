@@ -316,6 +316,30 @@ print(failed)
     assert in_process(script).strip() == "0"
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_signal_interrupts_a_long_call(threads: int) -> None:
+    """The call takes minutes; the signal comes when it has begun, and most of the result is never written."""
+    script = f"""
+import os, signal, threading
+import numpy as np
+from convgrad import Problem, plan
+problem = Problem.parse("conv f32 n64 c512 k512 i64x64 w3x3 p1x1")
+x = np.broadcast_to(np.ones((1, 512, 64, 64), np.float32), (64, 512, 64, 64))
+w, result = np.ones((512, 512, 3, 3), np.float32), np.zeros((64, 512, 64, 64), np.float32)
+threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+try:
+    plan(problem, backend="native", num_threads={threads}).run((x, w), (result,), None)
+    print("went on to the end")
+except KeyboardInterrupt:
+    print("interrupted", bool((result[-1] == 0).any()))
+small = np.empty((1, 512, 3, 3), np.float32)
+plan("conv f32 n1 c512 k512 i3x3 w3x3 p1x1", num_threads={threads}).run((x[:1, :, :3, :3], w), (small,), None)
+print(small[0, 0].tolist())
+"""
+    expected = [[4 * 512.0, 6 * 512.0, 4 * 512.0], [6 * 512.0, 9 * 512.0, 6 * 512.0], [4 * 512.0, 6 * 512.0, 4 * 512.0]]
+    assert in_process(script).splitlines() == ["interrupted True", str(expected)]
+
+
 @pytest.mark.parametrize("text", ["weight_grad f32 n4 c64 k64 i28x28 w3x3 p1x1",
                                   "input_grad f32 n1 c64 k256 i28x28 w3x3 p1x1 NHWC",
                                   "bias_grad f32 n4 c1 k64 i9x9 w1x1"])

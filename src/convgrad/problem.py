@@ -67,8 +67,7 @@ def checked_ints(values: object, name: str, axes: int, minimum: int) -> tuple[in
     if isinstance(values, NO_NUMBERS) or not (hasattr(values, "__index__") or isinstance(values, Sequence)
                                                 or hasattr(values, "tolist")):
         raise TypeError(f"{name} must be an integer or one integer per axis, got {values!r}")
-    if hasattr(values, "tolist"):
-        values = values.tolist()
+    values = values.tolist() if hasattr(values, "tolist") else values
     if not isinstance(values, Sequence):
         return (checked_int(values, name, minimum),) * axes
     if len(values) != axes:
@@ -184,9 +183,11 @@ class Conv:
     def landing_taps(self) -> int:
         """Number of (output, tap) pairs that land inside the input, over all axes."""
         total = 1
-        for axis, kernel in enumerate(self.kernel_size):
-            ranges = (self.tap_range(axis, k) for k in range(kernel))
-            total *= sum(last - first for first, last in ranges)
+        taps, outputs = zip(self.kernel_size, self.dilation), zip(self.out_size, self.stride)
+        for size, (low, _), *both in zip(self.in_size, self.padding, taps, outputs):
+            (few, step), (many, other) = sorted(both)  # for each of the fewer, the others
+            total *= sum(max(0, min(many, -(-(low + size - i * step) // other)) - max(0, -(-(low - i * step) // other)))
+                         for i in range(few))
         return total
 
     def flops(self, wrt: str) -> int:
@@ -208,10 +209,10 @@ class Conv:
 
 def checked_padding(padding: object, axes: int) -> tuple[tuple[int, int], ...]:
     """Return (low, high) per axis from an int, one int per axis, or one pair per axis."""
-    if hasattr(padding, "tolist") and not isinstance(padding, NO_NUMBERS):
-        padding = padding.tolist()
-    if hasattr(padding, "__index__") and not isinstance(padding, NO_NUMBERS):
-        return tuple((p, p) for p in checked_ints(padding, "padding", axes, 0))
+    if not isinstance(padding, NO_NUMBERS):
+        padding = padding.tolist() if hasattr(padding, "tolist") else padding
+        if hasattr(padding, "__index__"):
+            return tuple((p, p) for p in checked_ints(padding, "padding", axes, 0))
     if not isinstance(padding, Sequence) or isinstance(padding, NO_NUMBERS):
         raise TypeError("padding must be an integer, one integer or one (low, high) pair per axis, or a word, "
                         f"got {padding!r}")
@@ -387,8 +388,7 @@ def parse_problem(text: str) -> Problem:
     for word in words[2:]:
         match = WORD.match(word)
         if match:
-            name, value = match["key"], match["value"]
-            target = sizes
+            name, value, target = match["key"], match["value"], sizes
         else:
             name = ("device" if word in ("cpu", "cuda") else "compute" if word in COMPUTE_MODES else
                     word if word == "scaled" else "weight_layout" if set(word.upper()) <= set("OILHWDT") else "layout")
@@ -445,6 +445,6 @@ class Plan(NamedTuple):
     workspace_bytes: int = 0
     notes: tuple[str, ...] = ()  # the printable decision: cost model, tiles, chunks
     refusals: tuple[tuple[str, str], ...] = ()  # (backend, why not) for every backend asked before this one
-    # (strides of operands and results, number of the GPU) -> a plan.Prepared for tensors that lie so, or None where a
-    # plan has none. Strides are in elements and canonical axis order; on a GPU addresses must be multiples of 16.
+    # (strides of operands and results in elements and canonical order, GPU) -> a plan.Prepared, or None: there is none.
     prepared: Callable[..., Any] = lambda strides, device=0: None
+    numbers: tuple[int, ...] = ()  # of a native plan, for compiled programs: native/plan_numbers.h

@@ -41,17 +41,18 @@ def plan(problem: Problem, *, max_workspace_bytes: int | None = None, num_thread
     nominal = [dense_strides(conv.input_shape, axis_order(problem.layout, conv.axes), itemsize),
                dense_strides(conv.weight_shape, axis_order(problem.weight_layout, conv.axes, weights=True), itemsize),
                dense_strides(conv.output_shape, axis_order(problem.layout, conv.axes), itemsize)]
+    numbers = (sum(WRT_BIT[wrt] for wrt in problem.results),
+               conv.batch, conv.in_channels, conv.out_channels, conv.groups,
+               *(value for row in spatial for value in row),
+               DTYPE_CODE[problem.dtype], DTYPE_CODE[problem.out_dtype], COMPUTE_CODE[problem.compute],
+               *(stride for row in nominal for stride in row), num_threads or 0,
+               UNLIMITED if max_workspace_bytes is None else max_workspace_bytes)
     try:
-        chosen = _native.plan(
-            sum(WRT_BIT[wrt] for wrt in problem.results), conv.axes,
-            (conv.batch, conv.in_channels, conv.out_channels, conv.groups), spatial,
-            (DTYPE_CODE[problem.dtype], DTYPE_CODE[problem.out_dtype], COMPUTE_CODE[problem.compute]), nominal,
-            num_threads or 0, UNLIMITED if max_workspace_bytes is None else max_workspace_bytes,
-            storage_dtype(problem.dtype), storage_dtype(problem.out_dtype))
+        chosen = _native.plan(numbers, conv.axes, storage_dtype(problem.dtype), storage_dtype(problem.out_dtype))
     except RuntimeError as error:
         raise Unsupported(str(error)) from None
     return Plan(problem, NAME, chosen.kernel, chosen.run, chosen.workspace_bytes,
-                (f"instruction set {_native.isa()}, {chosen.threads} threads", *chosen.notes))
+                (f"instruction set {_native.isa()}, {chosen.threads} threads", *chosen.notes), numbers=numbers)
 
 
 class NativeSums:

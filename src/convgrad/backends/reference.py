@@ -16,6 +16,7 @@ from ..scaled import factor, scales_of
 
 Array = npt.NDArray[Any]
 NAME = "reference"
+LONGEST_CHAIN = 256  # taps that are added one after the other; their sums are added after that (docs/contract.md)
 
 
 def plan(problem: Problem, *, max_workspace_bytes: int | None = None, num_threads: int | None = None) -> Plan:
@@ -75,7 +76,11 @@ def solve(conv: Conv, wrt: str, values: dict[str, Array], compute: str = "f64") 
     x = values["input"].reshape(x_shape) if wrt != "input" else np.zeros(x_shape)
     w = values["weight"].reshape(w_shape) if wrt != "weight" else np.zeros(w_shape)
     y = values["grad_output"].reshape(y_shape) if wrt != "output" else np.zeros(y_shape)
-    for tap in itertools.product(*(range(k) for k in conv.kernel_size)):
+    sums, earlier = {"output": y, "input": x, "weight": None}[wrt], None
+    for number, tap in enumerate(itertools.product(*(range(k) for k in conv.kernel_size))):
+        if sums is not None and number and number % LONGEST_CHAIN == 0:
+            earlier = sums.copy() if earlier is None else earlier + sums
+            sums[...] = 0
         at_x, at_y = slices_of(conv, tap)
         at_w: Any = (..., *tap)
         w_tap = w[at_w]  # G K C
@@ -89,8 +94,8 @@ def solve(conv: Conv, wrt: str, values: dict[str, Array], compute: str = "f64") 
             x[at_x] += (w_tap.swapaxes(1, 2) @ y_flat).reshape(n, g, conv.group_in, *pixels)
         else:
             w[at_w] = (y_flat @ x_flat.swapaxes(2, 3)).sum(axis=0)
-    result: Array = {"output": y, "input": x, "weight": w}[wrt].reshape(conv.shape_of(wrt))
-    return result
+    result: Array = {"output": y, "input": x, "weight": w}[wrt]
+    return (result if earlier is None else result + earlier).reshape(conv.shape_of(wrt))
 
 
 def slices_of(conv: Conv, tap: tuple[int, ...]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:

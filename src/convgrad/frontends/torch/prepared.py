@@ -15,7 +15,7 @@ from .geometry import Geometry, Transposed
 from .operators import checked_backward, convolution_backward, library, memory_format_of
 from .registration import new_table
 from .serving import new_tally
-from .tensors import CHANNELS_LAST, FORMATS, PLAIN_TYPES, native
+from .tensors import CHANNELS_LAST, FORMATS, PLAIN_TYPES, has_c_exchange
 
 
 def prepare(keys: Any, *arguments: Any) -> tuple[Any, Any]:
@@ -33,7 +33,7 @@ def by_kernel(keys: Any, *arguments: Any) -> Any:
 def native_call(call: BackwardCall, geometry: Geometry) -> Any:
     """The call as the native core runs it, None where it does not."""
     plain = all(type(tensor) in PLAIN_TYPES and tensor.numel() and not tensor.is_neg() for tensor in call.tensors)
-    if native is None or not plain or call.input.dtype not in SERVED_DTYPES or not any(call.output_mask):
+    if not has_c_exchange() or not plain or call.input.dtype not in SERVED_DTYPES or not any(call.output_mask):
         return None
     inner = Transposed.of(geometry)
     if geometry.transposed and any(inner.cut):
