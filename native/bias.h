@@ -9,17 +9,18 @@ namespace convgrad {
 
 // Totals of some channels that grow by blocks: terms are added to a sum of at most 128 of them, these sums to one of at
 // most 128, and that to the total. So no term passes through many roundings, whatever the data.
-class BiasSums {
+template <typename T>
+class BlockedTotals {
  public:
-  BiasSums(double* total, int64_t channels) : total_(total), now_(size_t(channels)), blocks_(size_t(channels)) {}
-  ~BiasSums() {
+  BlockedTotals(T* total, int64_t channels) : total_(total), now_(size_t(channels)), blocks_(size_t(channels)) {}
+  ~BlockedTotals() {
     add(now_, blocks_.data());
     add(blocks_, total_);
   }
-  BiasSums(const BiasSums&) = delete;
+  BlockedTotals(const BlockedTotals&) = delete;
 
   // What to add to; so many terms were added to each channel's.
-  double* now() { return now_.data(); }
+  T* now() { return now_.data(); }
   void added(int64_t terms) {
     if ((terms_ += terms) < longest) return;
     add(now_, blocks_.data());
@@ -31,13 +32,14 @@ class BiasSums {
 
  private:
   static constexpr int64_t longest = 128;
-  static void add(std::vector<double>& from, double* to) {
-    for (double& value : from) *to++ += value, value = 0;
+  static void add(std::vector<T>& from, T* to) {
+    for (T& value : from) *to++ += value, value = 0;
   }
-  double* total_;
-  std::vector<double> now_, blocks_;
+  T* total_;
+  std::vector<T> now_, blocks_;
   int64_t terms_ = 0, folded_ = 0;
 };
+using BiasSums = BlockedTotals<double>;
 
 // Adds the sums over the outputs [first, last) of each axis of one image for `channels` channels from dy's `channel` on.
 // Lines are summed in f32, the lines' sums in double, in an order that the arguments fix.

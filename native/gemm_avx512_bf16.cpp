@@ -44,7 +44,8 @@ void tile(const GemmCall& call) {
   for (int64_t i = 0, done = 0; i < call.batch;) {  // see gemm_tile.cpp
     fetcher.some();
     const int64_t steps = pairs - done < fetcher.steps ? pairs - done : fetcher.steps;
-    if (2 * (summed + steps) > block_products) {
+    const int64_t coming = Fetcher::coming(done, pairs);
+    if (2 * (summed + coming) > block_products) {
       if (blocks == most_blocks) {
         if (accumulate) each([](__m512&, __m512& before, float* to) { before += _mm512_loadu_ps(to); });
         each([](__m512&, __m512& before, float* to) { _mm512_storeu_ps(to, before); });
@@ -56,7 +57,7 @@ void tile(const GemmCall& call) {
       ++blocks;
       summed = 0;
     }
-    summed += steps;
+    summed += coming;
     constexpr int pointers = (rows + 2) / 3;
     const char* a[pointers];
     for (int p = 0; p < pointers; ++p) a[p] = call.a + call.a_offset[i] + done * 4 + 3 * p * lda;

@@ -35,7 +35,8 @@ void tile(const GemmCall& call) {
   for (int64_t i = 0, done = 0; i < call.batch;) {
     fetcher.some();
     const int64_t steps = call.k - done < fetcher.steps ? call.k - done : fetcher.steps;
-    if (products + steps > block_products) {
+    const int64_t coming = Fetcher::coming(done, call.k);
+    if (products + coming > block_products) {
       if (blocks == most_blocks) {
         if (accumulate) each([](V&, V& before, T* to) { before += load<V>(to); });
         each([](V&, V& before, T* to) { store(to, before); });
@@ -47,7 +48,7 @@ void tile(const GemmCall& call) {
       ++blocks;
       products = 0;
     }
-    products += steps;
+    products += coming;
     // One pointer per three rows: the others are reached as pointer + lda and pointer + 2*lda.
     constexpr int pointers = (rows + 2) / 3;
     const char* a[pointers];

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Iterator
 
 import faulty_backend
+import numpy as np
 import pytest
 
-from convgrad import Problem, machine
+from convgrad import Problem, machine, plan
 from convgrad.cli import main
 from convgrad.fuzz import coverage
 from convgrad.fuzz.case import Case
@@ -229,3 +230,27 @@ def test_listed_problems_are_planned_and_take_many_kernels() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
     assert len(answer.stdout.split()) >= 25, answer.stdout + answer.stderr
+
+
+def test_an_inf_reaches_no_lane_without_a_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Groups of 17 channels: what was left of the first sixteen stood beside the last one.
+    monkeypatch.setenv("CONVGRAD_FAMILY", "few")
+    clear_plan_cache()
+    outcome = judged(Case.parse("input_grad hif8>bf16 n2 c12 k51 i5x7 w5x7 s4x1 g3 NHWC ; data=special seed=1"), "native")
+    clear_plan_cache()
+    assert outcome.verdict == "right", outcome.detail
+
+
+def test_the_address_of_a_result_does_not_change_its_bits() -> None:
+    # How many cache lines a result touches once decided where the kernel cut its sums into blocks.
+    chosen = plan("input_grad f32 n2 c32 k96 i14x7 w5x5 NHWC", backend="native", num_threads=1)
+    random = np.random.default_rng(0)
+    dy = random.standard_normal((2, 10, 3, 96)).astype(np.float32).transpose(0, 3, 1, 2)
+    w = random.standard_normal((96, 32, 5, 5)).astype(np.float32)
+    room, bits = np.zeros(2 * 14 * 7 * 32 + 64, np.float32), set()
+    aligned = -room.ctypes.data % 64 // 4
+    for offset in (0, 1, 4, 8):
+        dx = room[aligned + offset:][:2 * 14 * 7 * 32].reshape(2, 14, 7, 32)
+        chosen.run((dy, w), (dx.transpose(0, 3, 1, 2),), np.empty(chosen.workspace_bytes, np.uint8))
+        bits.add(dx.tobytes())
+    assert len(bits) == 1
