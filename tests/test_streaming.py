@@ -74,6 +74,15 @@ def test_every_ceiling_gives_the_exact_result(backend: str, wrt: str, monkeypatc
     assert max(tiles) > 3 and min(tiles) <= 1
 
 
+@pytest.mark.parametrize("sizes", ["n0 c2 k3 i5x5", "n2 c0 k3 i5x5", "n2 c2 k0 i5x5", "n2 c2 k3 i0x5", "n2 c2 k3 i5x0"])
+def test_empty_tensors(sizes: str) -> None:
+    for wrt in ("conv", "input_grad", "weight_grad", "input_grad+weight_grad+bias_grad"):
+        problem = Problem.parse(f"{wrt} f32 {sizes} w3x3 p1x1")
+        operands = integer_operands(problem)
+        tiled, whole = called(problem, operands, max_memory_bytes=2**16), called(problem, operands)
+        assert all(np.array_equal(one, other) for one, other in zip(tiled, whole, strict=True))
+
+
 def test_layouts_and_outs() -> None:
     x = np.arange(2 * 12 * 10 * 3, dtype=np.float32).reshape(2, 12, 10, 3) % 5
     weight = np.arange(3 * 3 * 3 * 4, dtype=np.float32).reshape(3, 3, 3, 4) % 3

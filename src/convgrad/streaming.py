@@ -72,7 +72,7 @@ class Stream:
         cuts = [*((images, extent) for images in halves(conv.batch)), *((1, rows) for rows in halves(extent)[1:])]
         for images, rows in cuts:
             try:
-                return list(self._tiles(images, max(1, rows)))
+                return list(self._tiles(max(1, images), max(1, rows)))
             except _TooLarge as error:
                 reason = error
         plan(self.problem, backend=self.options.backend, num_threads=self.threads)  # raises where nobody can run it
@@ -173,12 +173,14 @@ def streamed(wrt: str, geometry: Conv, arrays: dict[str, Any], options: Options,
             kind.check_out(out, own, problem.out_dtype, label, {**arrays, **results})
         results[label] = out
         targets.append(kind.operand(out, label, order, problem.out_dtype))
-    # One for all tiles: plans that bring their own scratch memory keep it for the next call.
-    needed = max((job.plan.workspace_bytes for jobs in todo for job in jobs if job.plan is not None), default=0)
-    workspace = np.empty(needed, np.uint8)
+
+    def run(job: Job, result: Any) -> None:
+        # Plans that bring their own scratch memory keep it for the next call: many tiles would keep too much.
+        workspace = np.empty(job.planned.workspace_bytes, np.uint8)
+        kind.execute(job.planned.run, job.operands(views), (result,), workspace)
+
     for stream, jobs, target in zip(streams, todo, targets):
-        write = add_up if stream.adds else fill
-        write(jobs, target, lambda job, out: kind.execute(job.planned.run, job.operands(views), (out,), workspace))
+        (add_up if stream.adds else fill)(jobs, target, run)
     return [kind.returned(result, like) for result in results.values()]
 
 
