@@ -98,7 +98,8 @@ def test_import_is_fast_and_light() -> None:
     assert len(ours) < 60, f"import convgrad loads {sorted(ours)}"
 
 
-DOCUMENTED = ["convgrad.api", "convgrad.plan", "convgrad.explain", "convgrad.problem", "convgrad.numbers"]
+DOCUMENTED = ["convgrad.api", "convgrad.plan", "convgrad.explain", "convgrad.problem", "convgrad.numbers",
+              "convgrad.tile.boxes", "convgrad.tile.gradients"]
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)

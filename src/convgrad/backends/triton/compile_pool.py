@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 from triton.runtime.driver import driver
 
+from .gpu import current_gpu
+
 LONGEST_WAIT = 600.0  # seconds for one compilation
 WORKER = "from convgrad.backends.triton.compile_worker import main; main()"
 ENDED = "the compiling process has ended"
@@ -64,7 +66,8 @@ class CompilePool:
         self.count = 0
         self.lock = threading.Lock()
         self.worker = subprocess.Popen(
-            [sys.executable, "-c", WORKER, target.backend, str(target.arch), str(target.warp_size), str(processes)],
+            [sys.executable, "-c", WORKER, target.backend, str(target.arch), str(target.warp_size), str(processes),
+             current_gpu().text()],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
         atexit.register(self.close)

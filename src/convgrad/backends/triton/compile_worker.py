@@ -22,6 +22,7 @@ from triton.runtime.driver import driver
 
 from ...problem import Problem
 from .ahead import plans_of
+from .gpu import Gpu, Planning
 from .launch import Share, current
 from .no_gpu import NoDriver
 from .numbers_on_device import TORCH_DTYPES
@@ -83,11 +84,12 @@ def serve(processes: int, answers: int) -> None:
 
 
 def main() -> None:
-    """`python -c "from … import main; main()" BACKEND ARCH WARP_SIZE PROCESSES`."""
-    backend, arch, warp, processes = sys.argv[1:5]
+    """`python -c "from … import main; main()" BACKEND ARCH WARP_SIZE PROCESSES GPU`."""
+    backend, arch, warp, processes, gpu = sys.argv[1:6]
     answers = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # of a kernel that does not compile Triton prints all it knows
     driver.set_active(NoDriver((backend, int(arch), int(warp))))
+    Planning.gpu = Gpu.parse(gpu)
     torch.set_num_threads(1)
     triton_key()  # reads all of Triton, for 0.4 s, in every process that does not have it from here
     make_backend(driver.active.get_current_target()).hash()  # asks ptxas for its version

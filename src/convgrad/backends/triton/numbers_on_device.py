@@ -37,6 +37,11 @@ def rounding(problem: Problem) -> str:
     return ROUNDS.get((problem.dtype, problem.compute), "")
 
 
+def sixteen_bits(problem: Problem) -> bool:
+    """Whether tensor cores multiply the operands as they are stored: bfloat16 or float16, not rounded further."""
+    return problem.dtype in ("bfloat16", "float16") and rounding(problem) == ""
+
+
 def arithmetic(problem: Problem) -> dict[str, Any]:
     """ROUND, PRECISION and ACC of a problem."""
     rounded = rounding(problem)
