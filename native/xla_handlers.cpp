@@ -148,7 +148,8 @@ ffi::Error launch_on_gpu(void* stream, ffi::ScratchAllocator scratch, int64_t ha
     addresses[count++] = gpu::Address(results.get<ffi::AnyBuffer>(at).value()->untyped_data());
   gpu::Address workspace = 0;
   if (workspace_bytes > 0) {
-    const std::optional<void*> found = scratch.Allocate(size_t(workspace_bytes), 256);
+    // XLA refuses to promise more than 16; its allocator gives multiples of 256.
+    const std::optional<void*> found = scratch.Allocate(size_t(workspace_bytes), 16);
     if (!found) return ffi::Error::Internal("XLA has no " + std::to_string(workspace_bytes) + " bytes for a workspace");
     workspace = gpu::Address(*found);
   }

@@ -321,3 +321,12 @@ for place, (family, text) in enumerate(special.CASES):
     if done.returncode == 77:
         pytest.skip(f"this machine does not run {level}")
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.skipif(not _native.isa_available("avx512"), reason="this CPU cannot run avx512")
+def test_two_wide_fmas_make_dense_products_the_cheaper_ones() -> None:
+    text = "weight_grad f32 n4 c64 k64 i8x8x8 w3x3x3 p1x1x1"
+    script = f"import convgrad; print(convgrad.plan({text!r}, backend='native').kernel)"
+    found = subprocess.run([sys.executable, "-c", script], env=os.environ | {"CONVGRAD_ISA": "avx512"}, check=True,
+                           capture_output=True, text=True)
+    assert found.stdout.startswith("gemm_f32")

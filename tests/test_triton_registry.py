@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-from convgrad import Problem
+from convgrad import Problem, Unsupported, plan
 from convgrad.backends.triton import gpu as gpu_module
 from convgrad.backends.triton.gpu import H200, Gpu, current_gpu, needs_hopper
 from convgrad.backends.triton.kernel import choose, worth_measuring
@@ -80,3 +80,19 @@ def test_tiles_worth_measuring_are_of_different_kinds() -> None:
     assert 2 <= len(found) <= kernel.measured
     assert len({kernel.kind(query, tile) for tile in found}) == len(found)
     assert [tile.seconds for tile in found] == sorted(tile.seconds for tile in found)
+
+
+def test_kernels_that_round_to_fp8_do_not_take_hifloat8() -> None:
+    """Box lines stored HiFloat8 results as FP8 once: the format of an 8-bit result was not asked for."""
+    for dtype in ("float8_e4m3fn", "hifloat8"):
+        problem = Problem.parse("input_grad f16 n2 c32 k48 i28x7 w5x5 p2x2 NHWC cuda").with_(out_dtype=dtype)
+        choice = choose(query_of(problem, gpu=H200))
+        assert choice is not None and (choice.kernel.name == "box_lines") == (dtype == "float8_e4m3fn")
+
+
+@pytest.mark.parametrize("text", ["input_grad f32 n1 c2 k2 i5 w3 p1 g2 cuda",
+                                  "weight_grad bf16 n1 c9 k9 i16 w3 g9 cuda",
+                                  "input_grad+weight_grad f32 n1 c2 k2 i5 w3 p1 g2 cuda"])
+def test_a_refusal_names_the_workspace_that_is_missing(text: str) -> None:
+    with pytest.raises(Unsupported, match=r"needs a workspace of \d+ bytes, but max_workspace_bytes=1"):
+        plan(Problem.parse(text), backend="triton", max_workspace_bytes=1)

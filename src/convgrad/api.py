@@ -29,6 +29,7 @@ from .call import (
 from .plan import clear_plan_cache, load
 from .problem import Conv, checked_int
 from .running import added, ready, sum_dtype, takes_one_image
+from .streaming import Ceiling, streamed
 
 ALL_TENSORS = "grad_output, input, weight, input_grad, weight_grad, bias_grad"
 
@@ -37,7 +38,7 @@ def conv(input: Any, weight: Any, *, stride: Ints = 1, padding: Padding = 0, dil
          layout: str | None = None, weight_layout: str | None = None, compute: str | None = None,
          dtype: str | None = None, out: Any = None, out_dtype: str | None = None, scales: Scales | None = None,
          workspace: Any = None, max_workspace_bytes: int | None = None, backend: str | None = None,
-         num_threads: int | None = None) -> Any:
+         num_threads: int | None = None, max_memory_bytes: int | None = None) -> Any:
     """Convolution (cross-correlation, as in every deep-learning library) of `input` with `weight`.
 
     Parameters
@@ -68,6 +69,8 @@ def conv(input: Any, weight: Any, *, stride: Ints = 1, padding: Padding = 0, dil
     backend : str, optional
         Ask this backend only: "native", "triton" or "reference".
     num_threads : int, optional
+    max_memory_bytes : int, optional
+        Compute tile by tile, each with its operands, results and scratch memory under this ceiling (docs/tile.md).
 
     Returns
     -------
@@ -85,6 +88,9 @@ def conv(input: Any, weight: Any, *, stride: Ints = 1, padding: Padding = 0, dil
                       scales is not None or None)
     arrays = {"input": input, "weight": weight}
     kind, key = call_key("output", arrays, (stride, padding, dilation, groups), options)
+    if max_memory_bytes is not None:
+        geometry = geometry_of(arrays, options, stride, padding, dilation, groups)
+        return streamed("output", geometry, arrays, options, {"out": out}, Ceiling(max_memory_bytes, workspace))[0]
     call = prepared_calls.get(key)
     if call is None:
         geometry = geometry_of(arrays, options, stride, padding, dilation, groups)
@@ -97,7 +103,8 @@ def input_grad(grad_output: Any, weight: Any, input_size: Ints, *, stride: Ints 
                dilation: Ints = 1, groups: int = 1, layout: str | None = None, weight_layout: str | None = None,
                compute: str | None = None, dtype: str | None = None, out: Any = None, out_dtype: str | None = None,
                scales: Scales | None = None, workspace: Any = None, max_workspace_bytes: int | None = None,
-               backend: str | None = None, num_threads: int | None = None, accumulate: bool = False) -> Any:
+               backend: str | None = None, num_threads: int | None = None, accumulate: bool = False,
+               max_memory_bytes: int | None = None) -> Any:
     """Gradient of a convolution with respect to its input.
 
     Parameters not listed are those of `conv`; `scales` names "grad_output", "weight", "input_grad".
@@ -127,6 +134,10 @@ def input_grad(grad_output: Any, weight: Any, input_size: Ints, *, stride: Ints 
                       scales is not None or None)
     arrays = {"grad_output": grad_output, "weight": weight}
     kind, key = call_key("input", arrays, (stride, padding, dilation, groups, input_size), options)
+    if max_memory_bytes is not None:
+        geometry = geometry_of(arrays, options, stride, padding, dilation, groups, input_size=input_size)
+        ceiling = Ceiling(max_memory_bytes, workspace, accumulate)
+        return streamed("input", geometry, arrays, options, {"out": out}, ceiling)[0]
     call = prepared_calls.get(key)
     if call is None:
         geometry = geometry_of(arrays, options, stride, padding, dilation, groups, input_size=input_size)
@@ -140,7 +151,8 @@ def weight_grad(grad_output: Any, input: Any, kernel_size: Ints, *, stride: Ints
                 dilation: Ints = 1, groups: int = 1, layout: str | None = None, weight_layout: str | None = None,
                 compute: str | None = None, dtype: str | None = None, out: Any = None, out_dtype: str | None = None,
                 scales: Scales | None = None, workspace: Any = None, max_workspace_bytes: int | None = None,
-                backend: str | None = None, num_threads: int | None = None, accumulate: bool = False) -> Any:
+                backend: str | None = None, num_threads: int | None = None, accumulate: bool = False,
+                max_memory_bytes: int | None = None) -> Any:
     """Gradient of a convolution with respect to its weight.
 
     Parameters not listed are those of `conv`; `scales` names "grad_output", "input", "weight_grad".
@@ -170,6 +182,10 @@ def weight_grad(grad_output: Any, input: Any, kernel_size: Ints, *, stride: Ints
                       scales is not None or None)
     arrays = {"grad_output": grad_output, "input": input}
     kind, key = call_key("weight", arrays, (stride, padding, dilation, groups, kernel_size), options)
+    if max_memory_bytes is not None:
+        geometry = geometry_of(arrays, options, stride, padding, dilation, groups, kernel_size=kernel_size)
+        ceiling = Ceiling(max_memory_bytes, workspace, accumulate)
+        return streamed("weight", geometry, arrays, options, {"out": out}, ceiling)[0]
     call = prepared_calls.get(key)
     if call is None:
         geometry = geometry_of(arrays, options, stride, padding, dilation, groups, kernel_size=kernel_size)
@@ -214,7 +230,7 @@ def conv_backward(grad_output: Any, input: Any, weight: Any, *, stride: Ints = 1
                   output_mask: Sequence[bool] = ALL_THREE, out: Sequence[Any] | None = None,
                   out_dtype: str | None = None, scales: Scales | None = None, workspace: Any = None,
                   max_workspace_bytes: int | None = None, backend: str | None = None,
-                  num_threads: int | None = None) -> tuple[Any, Any, Any]:
+                  num_threads: int | None = None, max_memory_bytes: int | None = None) -> tuple[Any, Any, Any]:
     """All gradients of a convolution in one call.
 
     Parameters not listed are those of `conv`; `scales` names "grad_output", "input", "weight", "input_grad",
@@ -248,6 +264,11 @@ def conv_backward(grad_output: Any, input: Any, weight: Any, *, stride: Ints = 1
         "+".join(name for name, wanted in zip(("input", "weight", "bias"), mask) if wanted)
     arrays = {"grad_output": grad_output, "input": input, "weight": weight}
     kind, key = call_key("backward", arrays, (stride, padding, dilation, groups, wrt), options)
+    if max_memory_bytes is not None and wrt:
+        geometry = geometry_of(arrays, options, stride, padding, dilation, groups)
+        results = iter(streamed(wrt, geometry, arrays, options, outs, Ceiling(max_memory_bytes, workspace)))
+        dx, dw, db = (next(results) if wanted else None for wanted in mask)
+        return dx, dw, db
     call = prepared_calls.get(key)
     if call is None:
         geometry = geometry_of(arrays, options, stride, padding, dilation, groups)

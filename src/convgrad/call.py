@@ -109,7 +109,7 @@ def _axes(arrays: dict[str, Any], names: dict[str, str]) -> int:
     return rank - 2
 
 
-def _order(name: str, axes: int, options: Options) -> tuple[int, ...]:
+def order_of(name: str, axes: int, options: Options) -> tuple[int, ...]:
     """Position of each canonical axis in the caller's layout of an operand or result."""
     weights = name == "weight"
     layout = options.weight_layout if weights else options.layout
@@ -118,7 +118,7 @@ def _order(name: str, axes: int, options: Options) -> tuple[int, ...]:
 
 def _canonical_shape(arrays: dict[str, Any], name: str, options: Options) -> tuple[int, ...]:
     shape = arrays[name].shape
-    return tuple(shape[place] for place in _order(name, len(shape) - 2, options))
+    return tuple(shape[place] for place in order_of(name, len(shape) - 2, options))
 
 
 def _same_padding(padding: str, in_size: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...],
@@ -246,7 +246,7 @@ def reached_part(arrays: dict[str, Any], options: Options, stride: Ints, padding
 
 def without_rest(array: Any, left: tuple[int, ...], options: Options) -> Any:
     """A view of an array of the output's shape without the positions at the high end that nothing reaches."""
-    order = _order("input", len(left), options)
+    order = order_of("input", len(left), options)
     window: list[slice] = [slice(None)] * array.ndim
     for rest, axis in zip(left, order[2:]):
         window[axis] = slice(max(0, array.shape[axis] - rest))
@@ -258,7 +258,7 @@ def with_rest(call: Call, arrays: dict[str, Any], out: Any, left: tuple[int, ...
     """Run a transposed convolution into the part of its output that taps reach; the rest of the output is 0."""
     like, out_format = next(iter(arrays.values())), call.plan.problem.out_dtype
     shape = list(call.result_shapes[0])
-    for rest, axis in zip(left, _order("input", len(left), options)[2:]):
+    for rest, axis in zip(left, order_of("input", len(left), options)[2:]):
         shape[axis] += rest
     if out is None:
         whole = call.kind.empty(tuple(shape), out_format, like)
@@ -346,11 +346,11 @@ def prepare(key: Any, kind: Kind, wrt: str, geometry: Conv, arrays: dict[str, An
     chosen = plan(problem, backend=options.backend, max_workspace_bytes=options.max_workspace_bytes,
                   num_threads=threads)
     axes = geometry.axes
-    orders = [_order(name, axes, options) for name in problem.operands]
+    orders = [order_of(name, axes, options) for name in problem.operands]
     shapes, result_orders = [], []
     for result in problem.results:
         shape = geometry.shape_of(result)
-        order = None if result == "bias" else _order("weight" if result == "weight" else "input", axes, options)
+        order = None if result == "bias" else order_of("weight" if result == "weight" else "input", axes, options)
         shapes.append(shape if order is None else tuple(shape[order.index(place)] for place in range(len(shape))))
         result_orders.append(None if order is None or order == tuple(sorted(order)) else order)
     call = Call(kind, chosen, tuple(formats[name] for name in problem.operands),

@@ -85,6 +85,8 @@ def supports(problem: Problem, geo: Geometry) -> str | None:
     red = geo.group_out if problem.wrt == "input" else geo.group_in
     if not (whole or (rounding(problem) == "exact_f16" and red % 16 == 0)) or problem.out_dtype == "float64":
         return "16 bits, float32, or FP8 with multiples of 16 channels"
+    if problem.out_dtype == "hifloat8":
+        return "rounds to FP8, not to HiFloat8"
     if not problem.layout.endswith("C"):
         return "channels last only"
     if min(geo.pad) < 0 or (problem.wrt == "output" and max(geo.stride) > 8):

@@ -105,10 +105,20 @@ def chosen(query: Query, entry: Entry | None) -> Chosen:
         return weight_and_bias(query, entry)
     choice = choose(query, entry)
     if choice is None:
-        raise Unsupported(f"{problem}: no kernel fits{f' of those that {entry} names' if entry else ''}")
+        raise Unsupported(why_none(query, entry))
     if several and entry is None and choice.source.startswith("cost model"):
         refuse_where_apart_is_faster(query, choice)
     return as_chosen(choice)
+
+
+def why_none(query: Query, entry: Entry | None) -> str:
+    """Why no kernel serves: the workspace that the thriftiest needs, where that is all that is missing."""
+    plain = tuple(kernel for kernel in query.kernels if kernel.fallback)
+    free = choose(replace(query, max_workspace=None, kernels=plain)) if query.max_workspace is not None else None
+    if free is None or entry is not None:
+        return f"{query.problem}: no kernel fits{f' of those that {entry} names' if entry else ''}"
+    return (f"{free.prepared.name} needs a workspace of {free.prepared.workspace_bytes} bytes, "
+            f"but max_workspace_bytes={query.max_workspace}")
 
 
 def as_chosen(choice: Choice) -> Chosen:
@@ -170,9 +180,12 @@ def apart(query: Query) -> Chosen:
     """Each result by a kernel of its own."""
     problem = query.problem
     parts = [part_of(query, (result,)) for result in problem.results]
-    choices = [choice for choice in map(choose, parts) if choice is not None]
-    if len(choices) < len(parts):
-        raise Unsupported(f"{problem}: no kernel fits")
+    choices = []
+    for part in parts:
+        choice = choose(part)
+        if choice is None:
+            raise Unsupported(why_none(part, None))
+        choices.append(choice)
     picks = [[problem.operands.index(name) for name in part.problem.operands] for part in parts]
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
