@@ -65,7 +65,10 @@ def store(result: Array, encoded: Array) -> None:
 def solve(conv: Conv, wrt: str, values: dict[str, Array], compute: str = "f64") -> Array:
     """Derivative of T(x, w, dy) = sum x*w*dy with respect to `wrt`, from float64 operands by name."""
     if wrt == "bias":  # a sum, not a product: the compute mode does not touch it
-        total: Array = values["grad_output"].sum(axis=(0, *range(2, conv.axes + 2)))
+        # NOTE: NumPy adds pairwise along the last axis only; over several axes it would make one long chain.
+        by_channel = np.moveaxis(values["grad_output"], 1, 0)
+        lines = by_channel.reshape(conv.out_channels, conv.batch * math.prod(conv.out_size))
+        total: Array = np.ascontiguousarray(lines).sum(axis=1)
         return total
     values = {name: round_operand(array, compute) for name, array in values.items()}
     # Channels split by group: x (N G C i), w (G K C taps), dy (N G K o).
