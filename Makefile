@@ -5,10 +5,14 @@ BIN := .venv/bin
 SOURCES := $(shell find src native -type f ! -name '*.so' ! -name '*.pyc') CMakeLists.txt pyproject.toml README.md LICENSE
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 # Two test processes with two threads each are faster than two with as many threads as processors.
+# What `make test` must find: tests of a backend that does not load would be skipped, and the run would be green.
+REQUIRED ?= native,reference,torch,jax,en_dtypes$(if $(filter Linux,$(shell uname -s)),$(comma)triton)
+comma := ,
+FUZZ ?= --seconds 3600
 FEW_THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu test-pages docs wheel lint bench verify native-dev test-asan clean
+.PHONY: help demo test test-gpu test-pages docs wheel lint bench verify fuzz fuzz-ci native-dev test-asan test-bf16 clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -19,7 +23,7 @@ demo: .venv/installed ## install into .venv and show what it does on this machin
 	$(if $(wildcard src/convgrad/benchmark),$(BIN)/convgrad demo --html build/demo.html)
 
 test: .venv/test-installed ## all tests, against the installed package
-	$(FEW_THREADS) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests
+	$(FEW_THREADS) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --require $(REQUIRED) tests
 
 ON_GPU := PYTHONPATH=src TRITON_INTERPRET=0 $(FEW_THREADS) $(PYTHON) -m pytest -q -k triton tests
 
@@ -56,6 +60,13 @@ bench: .venv/test-installed ## time real layers beside their peers
 verify: .venv/installed ## every backend against the reference on all geometries
 	$(BIN)/convgrad verify
 
+fuzz-ci: .venv/test-installed ## the same random problems every time, about two minutes
+	$(BIN)/convgrad fuzz --backend native --seed 1 --count 5000
+	$(BIN)/convgrad fuzz --backend triton --plan-only --seed 1 --count 1000
+
+fuzz: .venv/installed ## random problems for an hour: make fuzz FUZZ="--backend triton --seconds 600"
+	$(BIN)/convgrad fuzz $(FUZZ)
+
 native-dev: ## build the C++ module into src/convgrad, for work with PYTHONPATH=src
 	cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE=$$(command -v $(PYTHON)) -DCONVGRAD_DEV=ON
 	cmake --build build/dev
@@ -72,6 +83,14 @@ test-asan: ## the native kernels under the address and undefined-behaviour sanit
 	tests/test_native_special.py tests/test_scales.py tests/test_oracle.py tests/test_properties.py
 	$(SANITIZED) $(PYTHON) -m convgrad verify --backend native --dtype f32,bf16
 
+test-bf16: ## the native kernels for AVX512-BF16 with that instruction in software, on any processor with AVX-512
+	cmake -S . -B build/bf16 -G Ninja -DPython_EXECUTABLE=$$(command -v $(PYTHON)) -DCONVGRAD_EMULATE_BF16=ON
+	cmake --build build/bf16
+	rm -rf build/bf16/site && mkdir -p build/bf16/site && cp -r src/convgrad build/bf16/site/
+	rm -f build/bf16/site/convgrad/_native*.so && cp build/bf16/_native*.so build/bf16/site/convgrad/
+	CONVGRAD_ISA=avx512_bf16 PYTHONPATH=build/bf16/site $(PYTHON) -m pytest -q -k "native and bf" \
+	tests/test_geometries.py tests/test_native_views.py tests/test_native_special.py tests/test_native_dense.py
+
 clean: ## remove the environment and everything built
 	rm -rf .venv build dist src/convgrad/*.so
 
@@ -81,7 +100,8 @@ clean: ## remove the environment and everything built
 	touch $@
 
 .venv/test-installed: .venv/bin/python $(SOURCES)
-	$(PIP) install '.[test]'
+	$(PIP) install 'jax>=0.5'
+	CONVGRAD_JAX_INCLUDE=$$($(BIN)/python -c 'import jax; print(jax.ffi.include_dir())') $(PIP) install '.[test]'
 	touch .venv/installed $@
 
 .venv/docs-installed: .venv/test-installed

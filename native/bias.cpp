@@ -24,44 +24,61 @@ void read(const Problem& problem, const char* src, int64_t stride, int64_t n, Va
   }
 }
 
+double sum_line(const Isa& isa, const float* line, int64_t n) { return isa.gemm->sum(line, n); }
+double sum_line(const Isa&, const double* line, int64_t n) {
+  double lane[8] = {};
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8)
+    for (int l = 0; l < 8; ++l) lane[l] += line[i + l];
+  for (int l = 0; i + l < n; ++l) lane[l] += line[i + l];
+  return ((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7]));
+}
+
 template <typename Value>
-void add_part(const Problem& problem, const Tensor& dy, const BiasPart& part, double* total) {
+void add_part(const Problem& problem, const Tensor& dy, const BiasPart& part, BiasSums& sums) {
   const Isa& isa = *problem.isa;
   const char* image = dy.data + part.image * dy.stride[axis_n] + part.channel * dy.stride[axis_c];
   const bool channels_last = std::abs(dy.stride[axis_c]) < std::abs(dy.stride[axis_w]);
+  constexpr int64_t lines_together = 64;
+  double* total = sums.now();
   alignas(64) Value line[line_length];
   for (int64_t d = part.first[0]; d < part.last[0]; ++d)
     for (int64_t h = part.first[1]; h < part.last[1]; ++h) {
       const char* row = image + d * dy.stride[axis_d] + h * dy.stride[axis_h];
       if (channels_last) {
-        for (int64_t w = part.first[2]; w < part.last[2]; ++w)
+        for (int64_t w = part.first[2]; w < part.last[2]; ++w) {
           for (int64_t c = 0; c < part.channels; c += line_length) {
             const int64_t n = std::min(line_length, part.channels - c);
             read(problem, row + w * dy.stride[axis_w] + c * dy.stride[axis_c], dy.stride[axis_c], n, line);
             for (int64_t i = 0; i < n; ++i) total[c + i] += double(line[i]);
           }
+          sums.added(1);
+        }
       } else {
-        for (int64_t c = 0; c < part.channels; ++c)
-          for (int64_t w = part.first[2]; w < part.last[2]; w += line_length) {
-            const int64_t n = std::min(line_length, part.last[2] - w);
-            read(problem, row + w * dy.stride[axis_w] + c * dy.stride[axis_c], dy.stride[axis_w], n, line);
-            if constexpr (sizeof(Value) == 8) {
-              for (int64_t i = 0; i < n; ++i) total[c] += line[i];
-            } else {
-              total[c] += isa.gemm->sum(line, n);
+        for (int64_t from = part.first[2]; from < part.last[2]; from += lines_together * line_length) {
+          const int64_t to = std::min(part.last[2], from + lines_together * line_length);
+          for (int64_t c = 0; c < part.channels; ++c) {
+            double some = 0;
+            for (int64_t w = from; w < to; w += line_length) {
+              const int64_t n = std::min(line_length, to - w);
+              read(problem, row + w * dy.stride[axis_w] + c * dy.stride[axis_c], dy.stride[axis_w], n, line);
+              some += sum_line(isa, line, n);
             }
+            total[c] += some;
           }
+          sums.added(1);
+        }
       }
     }
 }
 
 }  // namespace
 
-void add_bias(const Problem& problem, const Tensor& dy, const BiasPart& part, double* total) {
+void add_bias(const Problem& problem, const Tensor& dy, const BiasPart& part, BiasSums& sums) {
   if (problem.dtype == Dtype::f64) {
-    add_part<double>(problem, dy, part, total);
+    add_part<double>(problem, dy, part, sums);
   } else {
-    add_part<float>(problem, dy, part, total);
+    add_part<float>(problem, dy, part, sums);
   }
 }
 
@@ -71,7 +88,8 @@ void add_bias_of_box(const Problem& problem, const Tensor& dy, BiasPart part, in
     part.first[axis] = origin[axis];
     part.last[axis] = origin[axis] + length[axis];
   }
-  for (int64_t i = 0; i < images; ++i, ++part.image) add_bias(problem, dy, part, total);
+  BiasSums sums(total, part.channels);
+  for (int64_t i = 0; i < images; ++i, ++part.image) add_bias(problem, dy, part, sums);
 }
 
 void store_bias(const Problem& problem, const Tensor& db, int64_t channel, int64_t channels, const double* total) {
@@ -112,13 +130,14 @@ std::optional<Plan> plan_bias(const Problem& problem, std::string& why_not) {
     parallel_for(blocks * slices, arguments.threads, [&](int64_t task, int) {
       const int64_t slice = task / blocks, channel = task % blocks * block;
       BiasPart part{0, channel, std::min(block, geo.K - channel), {0, 0, 0}, {0, 0, geo.out[2]}};
+      BiasSums sums(totals + slice * geo.K + channel, part.channels);
       for (int64_t row = rows * slice / slices; row < rows * (slice + 1) / slices; ++row) {
         part.image = row / (geo.out[0] * geo.out[1]);
         part.first[0] = row / geo.out[1] % geo.out[0];
         part.first[1] = row % geo.out[1];
         part.last[0] = part.first[0] + 1;
         part.last[1] = part.first[1] + 1;
-        add_bias(problem, arguments.y, part, totals + slice * geo.K + channel);
+        add_bias(problem, arguments.y, part, sums);
       }
     });
     for (int64_t slice = 1; slice < slices; ++slice)

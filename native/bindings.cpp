@@ -1,4 +1,5 @@
-// What Python sees of the native core. Only this file, bound_plan.h and bindings_torch.cpp know Python.
+// What Python sees of the native core. Only this file, bound_plan.h, bindings_torch.cpp, xla_handlers.cpp and gpu/gpu_bindings.cpp
+// know Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
@@ -10,42 +11,21 @@
 #include "bindings_torch.h"
 #include "bound_plan.h"
 #include "ceilings.h"
+#include "gpu/gpu_bindings.h"
+#include "plan_numbers.h"
 #include "scale.h"
 #include "threads.h"
 #include "torch_team.h"
+#include "xla_handlers.h"
 
 namespace nb = nanobind;
 
 namespace convgrad {
 namespace {
 
-using Three = std::array<int64_t, 3>;
-using Five = std::array<int64_t, 5>;
-
-BoundPlan make_plan(unsigned wrt, int axes, std::array<int64_t, 4> sizes, std::array<Three, 6> spatial,
-                    std::array<int, 3> types, std::array<Five, 3> nominal, int threads, int64_t max_workspace) {
-  Problem problem;
-  problem.geo.N = sizes[0];
-  problem.geo.C = sizes[1];
-  problem.geo.K = sizes[2];
-  problem.geo.G = sizes[3];
-  int64_t(*const fields[])[3] = {&problem.geo.in,     &problem.geo.out,      &problem.geo.kernel,
-                                 &problem.geo.stride, &problem.geo.dilation, &problem.geo.pad};
-  for (size_t field = 0; field < 6; ++field)
-    for (size_t axis = 0; axis < 3; ++axis) (*fields[field])[axis] = spatial[field][axis];
-  problem.wrt = wrt;
-  problem.dtype = Dtype(types[0]);
-  problem.out_dtype = Dtype(types[1]);
-  problem.compute = Compute(types[2]);
-  for (size_t axis = 0; axis < 5; ++axis) {
-    problem.x_nominal[axis] = nominal[0][axis];
-    problem.w_nominal[axis] = nominal[1][axis];
-    problem.y_nominal[axis] = nominal[2][axis];
-  }
-  problem.threads = threads > 0 ? std::min(threads, max_threads) : get_threads();
-  problem.max_workspace = std::max<int64_t>(0, max_workspace - 63);  // room to align the caller's memory
-  problem.isa = &current_isa();
-  return BoundPlan(problem, axes);
+BoundPlan make_plan(const std::vector<int64_t>& numbers, int axes, nb::object dtype, nb::object out_dtype) {
+  if (numbers.size() != plan_numbers) throw nb::value_error("a plan needs as many numbers as plan_numbers.h says");
+  return BoundPlan(problem_from(numbers.data(), get_threads()), axes, std::move(dtype), std::move(out_dtype));
 }
 
 // result = round(sums * factor): arrays of one shape of up to five axes, types of sums and result.
@@ -73,18 +53,14 @@ void run_on_torch_team(nb::handle run, nb::handle operands, nb::handle results, 
   run(operands, results, workspace);
 }
 
-// Threads for a call on torch tensors: as many as torch would use, and no more than we have been told to.
-int threads_for_torch() {
-  const int torch = torch_threads();
-  return torch > 0 ? std::min(torch, get_threads()) : get_threads();
-}
-
 }  // namespace
 }  // namespace convgrad
 
 NB_MODULE(_native, module) {
   using namespace convgrad;
   array_type = reinterpret_cast<PyTypeObject*>(nb::module_::import_("numpy").attr("ndarray").inc_ref().ptr());
+  main_thread = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
+  byte_type = nb::module_::import_("numpy").attr("dtype")("uint8").release();
   nb::class_<BoundPlan>(module, "Plan")
       .def("run", &BoundPlan::run, nb::arg("operands"), nb::arg("results"), nb::arg("workspace").none() = nb::none())
       .def_prop_ro("kernel", &BoundPlan::kernel)
@@ -115,4 +91,7 @@ NB_MODULE(_native, module) {
     return nb::make_tuple(found.f32_flops, found.bf16_flops, found.copy_bytes, how);
   });
   module.def("run_products", &run_products, nb::call_guard<nb::gil_scoped_release>());
+  gpu::bind(module);
+  bind_xla(module);
+  nb::set_leak_warnings(false);  // compiled GPU kernels are kept until the process ends
 }

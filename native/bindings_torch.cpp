@@ -1,4 +1,4 @@
-// aten::convolution_backward on CPU tensors: from its arguments by one lookup to plans that are ready to run.
+// aten::convolution_backward: from its arguments by one lookup to plans that are ready to run.
 //
 // Tensors are read through DLPack's C exchange interface (torch 2.10 and later), a table of function pointers on their
 // type, in a tenth of a microsecond each. Addresses are read in every call and never kept.
@@ -10,37 +10,12 @@
 #include <vector>
 
 #include "bound_plan.h"
+#include "gpu/cuda_backward.h"
+#include "torch_exchange.h"
 #include "torch_team.h"
 
 namespace convgrad {
 namespace {
-
-// As DLPack 1.3 lays them out.
-struct DLTensor {
-  char* data;
-  int32_t device_type, device_id;
-  int32_t nd;
-  uint8_t type_code, type_bits;
-  uint16_t type_lanes;
-  int64_t* shape;
-  int64_t* stride;  // in elements
-  uint64_t byte_offset;
-};
-
-struct ExchangeApi {
-  uint32_t major, minor;
-  void* older;
-  void* unused[3];
-  int (*read)(void* object, DLTensor* tensor);  // borrows shape and strides from the object
-};
-
-const ExchangeApi* exchange_api(nb::handle tensor_type) {
-  if (!nb::hasattr(tensor_type, "__dlpack_c_exchange_api__")) return nullptr;
-  const nb::object capsule = tensor_type.attr("__dlpack_c_exchange_api__");
-  const auto* api = static_cast<const ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-  if (!api) throw nb::python_error();
-  return api->major == 1 ? api : nullptr;
-}
 
 Tensor as_tensor(const DLTensor& from) {
   Tensor tensor;
@@ -56,10 +31,8 @@ struct Tally {
   double seconds = 0;
 };
 
-enum Place { at_dy, at_x, at_w, at_dx, at_dw, at_db, places };
-
 // The plans that compute the gradients of one signature, one after the other, and how to make the results.
-class PreparedBackward {
+class PreparedBackward : public ServedBackward {
  public:
   // parts: (plan, x, w, y, db) each, with the places of the plan's tensors or -1; results: the arguments of `allocate`
   // for dx, dw, db, or None.
@@ -72,7 +45,7 @@ class PreparedBackward {
     }
   }
 
-  nb::object run(const ExchangeApi& api, const DLTensor (&operands)[3]) const {
+  nb::object run(const ExchangeApi& api, const DLTensor (&operands)[3], const nb::args&) override {
     Tensor tensors[places];
     for (int i = 0; i < 3; ++i) tensors[i] = as_tensor(operands[i]);
     nb::object made[3];
@@ -109,15 +82,60 @@ class PreparedBackward {
   std::vector<Step> steps_;
 };
 
-// The registered kernel. What it does with a call depends on the signature alone, and is asked for once: `prepare`
-// answers a call's arguments with (PreparedBackward or a function of the same arguments, Tally).
-class TorchBackward {
+// Tensors' sizes, strides, number formats and devices as bytes: the key of whatever depends on these alone.
+class Signature {
  public:
-  TorchBackward(nb::object prepare, nb::object tensor_type, nb::object parameter_type)
-      : prepare_(std::move(prepare)), tensor_type_(std::move(tensor_type)), parameter_type_(std::move(parameter_type)),
+  Signature(nb::object tensor_type, nb::object parameter_type)
+      : tensor_type_(std::move(tensor_type)), parameter_type_(std::move(parameter_type)),
         api_(exchange_api(tensor_type_)) {
     if (!api_) throw nb::type_error("this torch has no DLPack exchange interface of major version 1");
   }
+
+  // The key of a dict of tensors; None where one is not plain, or has a type that DLPack has no name for.
+  nb::object operator()(nb::dict tensors) const {
+    std::string key;
+    for (auto [name, tensor] : tensors) {
+      DLTensor view;
+      if (!read(tensor.ptr(), view)) return nb::none();
+      add(key, view);
+    }
+    return nb::bytes(key.data(), key.size());
+  }
+
+  bool read(PyObject* tensor, DLTensor& view) const {
+    PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
+    if (type != tensor_type_.ptr() && type != parameter_type_.ptr()) return false;
+    if (api_->read(tensor, &view) == 0) return true;
+    PyErr_Clear();
+    return false;
+  }
+
+  static void add(std::string& key, const DLTensor& view) {
+    add(key, int64_t(view.device_type) << 32 | view.type_code << 16 | view.type_bits << 8 | view.nd);
+    add(key, view.device_id);
+    for (int axis = 0; axis < view.nd; ++axis) {
+      add(key, view.shape[axis]);
+      add(key, view.stride[axis]);
+    }
+  }
+
+  static void add(std::string& key, int64_t number) {
+    key.append(reinterpret_cast<const char*>(&number), sizeof number);
+  }
+
+  const ExchangeApi& api() const { return *api_; }
+
+ private:
+  nb::object tensor_type_, parameter_type_;
+  const ExchangeApi* api_;
+};
+
+// The registered kernel. What it does with a call depends on the signature alone, and is asked for once: `prepare`
+// answers a call's arguments with (ServedBackward or a function of the same arguments, Tally).
+class TorchBackward {
+ public:
+  TorchBackward(nb::object prepare, nb::object tensor_type, nb::object parameter_type)
+      : prepare_(std::move(prepare)), signature_(std::move(tensor_type), std::move(parameter_type)) {}
 
   // keys, grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask
   nb::object operator()(nb::args arguments) {
@@ -133,7 +151,7 @@ class TorchBackward {
       return once.handler(*arguments);
     }
     const Entry served = *entry;  // the table may change during the call
-    nb::object result = served.prepared ? served.prepared->run(*api_, operands) : served.handler(*arguments);
+    nb::object result = served.prepared ? served.prepared->run(signature_.api(), operands, arguments) : served.handler(*arguments);
     ++served.tally->calls;
     served.tally->seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return result;
@@ -145,7 +163,7 @@ class TorchBackward {
  private:
   struct Entry {
     nb::object handler, owner;  // the owner of the tally
-    PreparedBackward* prepared;
+    ServedBackward* prepared;
     Tally* tally;
   };
   static constexpr size_t most_entries = 8192;
@@ -167,29 +185,17 @@ class TorchBackward {
   // Everything that decides what is done, as bytes; false where the tensors are not plain ones.
   bool read_key(const nb::args& arguments, DLTensor (&operands)[3]) {
     key_.clear();
-    add(torch_threads());
+    add(threads_for_torch());
     for (int i = 0; i < 3; ++i) {
-      PyObject* const tensor = arguments[size_t(i) + 1].ptr();
-      PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
-      if (type != tensor_type_.ptr() && type != parameter_type_.ptr()) return false;
-      DLTensor& view = operands[i];
-      if (api_->read(tensor, &view) != 0) {  // a type that DLPack has no name for
-        PyErr_Clear();
-        return false;
-      }
-      add(int64_t(view.device_type) << 32 | view.type_code << 16 | view.type_bits << 8 | view.nd);
-      add(view.device_id);
-      for (int axis = 0; axis < view.nd; ++axis) {
-        add(view.shape[axis]);
-        add(view.stride[axis]);
-      }
+      if (!signature_.read(arguments[size_t(i) + 1].ptr(), operands[i])) return false;
+      Signature::add(key_, operands[i]);
     }
     for (size_t i = 5; i < 12; ++i)
       if (!add(arguments[i].ptr())) return false;
     return true;
   }
 
-  void add(int64_t number) { key_.append(reinterpret_cast<const char*>(&number), sizeof number); }
+  void add(int64_t number) { Signature::add(key_, number); }
 
   // An integer, a bool, or a list of them.
   bool add(PyObject* value) {
@@ -205,8 +211,8 @@ class TorchBackward {
     return true;
   }
 
-  nb::object prepare_, tensor_type_, parameter_type_;
-  const ExchangeApi* api_;
+  nb::object prepare_;
+  Signature signature_;
   std::unordered_map<std::string, Entry> entries_;
   std::string key_;
 };
@@ -216,7 +222,19 @@ class TorchBackward {
 void bind_torch(nb::module_& module) {
   nb::set_leak_warnings(false);  // the kernel and its tallies live as long as the process
   nb::class_<Tally>(module, "Tally").def(nb::init<>()).def_rw("calls", &Tally::calls).def_rw("seconds", &Tally::seconds);
-  nb::class_<PreparedBackward>(module, "PreparedBackward").def(nb::init<nb::object, nb::object, nb::object>());
+  nb::class_<ServedBackward>(module, "ServedBackward");
+  nb::class_<PreparedBackward, ServedBackward>(module, "PreparedBackward")
+      .def(nb::init<nb::object, nb::object, nb::object>());
+  nb::class_<gpu::CudaBackward, ServedBackward>(module, "CudaBackward")
+      .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object>(), nb::arg("calls"),
+           nb::arg("results"), nb::arg("torch"), nb::arg("otherwise"), nb::arg("allowed").none() = nb::none());
+  nb::class_<gpu::CudaRepeat>(module, "CudaRepeat")
+      .def(nb::init<nb::object, nb::object, nb::object, nb::object>(), nb::arg("calls"), nb::arg("results"),
+           nb::arg("torch"), nb::arg("tensor_type"))
+      .def("__call__", &gpu::CudaRepeat::operator());
+  nb::class_<Signature>(module, "TensorSignature")
+      .def(nb::init<nb::object, nb::object>(), nb::arg("tensor_type"), nb::arg("parameter_type"))
+      .def("__call__", &Signature::operator());
   nb::class_<TorchBackward>(module, "TorchBackward")
       .def(nb::init<nb::object, nb::object, nb::object>())
       .def("__call__", &TorchBackward::operator())

@@ -1,4 +1,4 @@
-// The CPU kernel of aten::convolution_backward that `convgrad.torch.install()` registers.
+// The kernel of aten::convolution_backward that `convgrad.torch.install()` registers.
 #pragma once
 
 #include <nanobind/nanobind.h>

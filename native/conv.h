@@ -83,6 +83,10 @@ using Planner = std::optional<Plan> (*)(const Problem&, std::string& why_not);
 #include "kernels.inc"
 #undef CONVGRAD_FAMILY
 
+// Whether a problem has more taps or phases than planners may make lists of: only the plain family serves it (and a bias
+// gradient alone has none). Planning takes milliseconds and megabytes, whatever is asked.
+bool beyond_planning(const Problem& problem);
+
 // Asks every family of the registry, keeps the cheapest plan; throws std::runtime_error with all reasons if none.
 Plan choose_plan(const Problem& problem);
 

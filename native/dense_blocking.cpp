@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 
 #include "dense_correlate.h"
 
@@ -54,26 +55,16 @@ Correlation::Correlation(const Problem& asked, const Gemm* kernel) : problem(ask
       axis_phases[axis].push_back(all_pixels(geo.out[axis], axis_taps.offset.size()));
     } else {
       // Input i = first + j*stride meets tap k at output j + (first + pad - k*dilation)/stride.
-      std::vector<std::vector<int>> taps_of;
-      std::vector<int64_t> residues;
+      std::map<int64_t, std::vector<int>> taps_of;  // a residue of the stride
       for (int64_t k = 0; k < geo.kernel[axis]; ++k) {
         const int64_t at = k * dilation - pad, first = at - floor_div(at, stride) * stride;
-        const auto found = std::find(residues.begin(), residues.end(), first);
-        if (found == residues.end()) {
-          residues.push_back(first);
-          taps_of.push_back({});
-        }
-        taps_of[size_t(std::find(residues.begin(), residues.end(), first) - residues.begin())].push_back(int(k));
+        taps_of[first].push_back(int(k));
         axis_taps.kernel_index.push_back(k);
         axis_taps.offset.push_back((first - at) / stride);
       }
-      std::vector<size_t> order(residues.size());
-      for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-      std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return residues[a] < residues[b]; });
-      for (size_t i : order)
-        if (residues[i] < geo.in[axis])
-          axis_phases[axis].push_back(
-              {residues[i], stride, ceil_div(geo.in[axis] - residues[i], stride), taps_of[i]});
+      for (const auto& [residue, list] : taps_of)
+        if (residue < geo.in[axis])
+          axis_phases[axis].push_back({residue, stride, ceil_div(geo.in[axis] - residue, stride), list});
       if (int64_t(axis_phases[axis].size()) < std::min(stride, geo.in[axis])) zeros_first = true;
     }
     extent[axis] = 0;
@@ -274,11 +265,11 @@ double Correlation::choose_blocking(int64_t element_bytes, int64_t limit, int64_
   double best = -1;
   Choice chosen;
   minimum = INT64_MAX;
-  for (int64_t w : cuts(extent[2], 24)) {
+  for (int64_t w : cuts(extent[2], 24, taps[2].offset.size())) {
     const AxisLayout axis_w = layout_axis(taps[2].step, taps[2].offset, w);
-    for (int64_t h : cuts(extent[1], 1)) {
+    for (int64_t h : cuts(extent[1], 1, taps[1].offset.size())) {
       const AxisLayout axis_h = layout_axis(taps[1].step, taps[1].offset, h);
-      for (int64_t d : cuts(extent[0], 1)) {
+      for (int64_t d : cuts(extent[0], 1, taps[0].offset.size())) {
         const BoxLayout layout(layout_axis(taps[0].step, taps[0].offset, d), axis_h, axis_w, 1);
         for (bool rows : {true, false}) {
           const Choice choice = search.candidate(rows, d, h, w, layout);

@@ -48,14 +48,19 @@ BoxLayout::BoxLayout(AxisLayout d, AxisLayout h, AxisLayout w, int64_t pitch_mul
   pitch = round_up(axis[2].longest, pitch_multiple);
 }
 
-std::vector<int64_t> cuts(int64_t extent, int64_t smallest) {
+std::vector<int64_t> cuts(int64_t extent, int64_t smallest, size_t taps) {
   std::vector<int64_t> sizes;
   for (int64_t n = 1; n <= extent; n += n < 16 ? 1 : n / 4) {
     const int64_t size = ceil_div(extent, n);
     if (size < smallest && n > 1) break;
     if (sizes.empty() || sizes.back() != size) sizes.push_back(size);
   }
-  return sizes;
+  constexpr size_t most_taps_laid_out = 8192;
+  const size_t most = std::max<size_t>(3, most_taps_laid_out / std::max<size_t>(1, taps));
+  if (sizes.size() <= most) return sizes;
+  std::vector<int64_t> some;
+  for (size_t i = 0; i < most; ++i) some.push_back(sizes[i * (sizes.size() - 1) / (most - 1)]);
+  return some;
 }
 
 Range landing(int64_t o0, int64_t length, int64_t step, int64_t offset, int64_t size) {

@@ -69,8 +69,9 @@ struct Range {
 };
 Range landing(int64_t o0, int64_t length, int64_t step, int64_t offset, int64_t size);
 
-// Even cuts of an extent, not below `smallest` unless it is itself: ceil(extent / n) for n = 1, 2, 3, …
-std::vector<int64_t> cuts(int64_t extent, int64_t smallest);
+// Even cuts of an extent, not below `smallest` unless it is itself: ceil(extent / n) for n = 1, 2, 3, … Of an axis of many
+// taps, whose layouts take long, only some of them.
+std::vector<int64_t> cuts(int64_t extent, int64_t smallest, size_t taps);
 
 // A distance between rows that a micro-kernel reads at the same time: a multiple of 512 bytes would put them all into a
 // few sets of the first-level cache.

@@ -304,6 +304,7 @@ class TileTask {
     call.ldc = sums.pitch;
     call.k = pad;
     call.accumulate = block > 0;
+    call.apart = sums_stay_apart(gemm, plan_.reduced * phase.tap_count);
     call.fetch = lines_;
     call.fetch_count = line_count_;
     call.rounded = rounded_;
@@ -337,7 +338,8 @@ class TileTask {
     const Gemm& gemm = *plan_.gemm;
     const int64_t plane = plan_.box.height * plan_.box.pitch, start = strip.position % plane, count = strip.count;
     const TapSet& taps = cutter_.tap_sets()[tap_set];
-    std::vector<Sum> part(size_t(gemm.max_rows * gemm.cols));
+    // A tap adds to the sums of some taps, and these to all: no long chain, see docs/contract.md.
+    std::vector<Sum> part(size_t(gemm.max_rows * gemm.cols)), some(part.size(), Sum(0));
     if (block == 0) std::fill(sums, sums + tile_sums_, Sum(0));
     call.c = reinterpret_cast<char*>(part.data());
     call.accumulate = false;
@@ -361,9 +363,12 @@ class TileTask {
       for (int64_t row = 0; row < call.rows; ++row)
         for (int64_t column = 0; column < gemm.cols; ++column) {
           const int64_t pixel = plan_.pixels_are_rows ? row : column;
-          if (pixel < count && lands_[pixel])
-            sums[row * gemm.cols + column] += part[size_t(row * gemm.cols + column)];
+          const size_t at = size_t(row * gemm.cols + column);
+          if (pixel < count && lands_[pixel]) some[at] += part[at];
         }
+      if (n % 128 != 127 && n + 1 < offsets_[tap_set].box.size()) continue;
+      for (size_t at = 0; at < some.size(); ++at) sums[at] += some[at];
+      std::fill(some.begin(), some.end(), Sum(0));
     }
   }
 

@@ -176,6 +176,7 @@ class PairedTask {
     call.ldb = cols * pair * size;
     call.ldc = columns;
     call.far = false;
+    call.apart = sums_stay_apart(gemm, geo_.N * geo_.out_pixels() / plan_.slices);
     call.a_plane = plan_.dy_plane;
     call.b_plane = plan_.box_plane;
     const int64_t piece = plan_.piece(), joined = std::max<int64_t>(1, near / plan_.entry);

@@ -114,11 +114,11 @@ double PairedGradient::choose_blocking(int64_t limit) {
   };
 
   PairedGradient p = *this;
-  for (int64_t w : cuts(geo.out[2], 24)) {
+  for (int64_t w : cuts(geo.out[2], 24, offsets[2].size())) {
     const AxisLayout axis_w = layout_axis(geo.stride[2], offsets[2], w);
-    for (int64_t h : cuts(geo.out[1], 1)) {
+    for (int64_t h : cuts(geo.out[1], 1, offsets[1].size())) {
       const AxisLayout axis_h = layout_axis(geo.stride[1], offsets[1], h);
-      for (int64_t d : cuts(geo.out[0], 1)) {
+      for (int64_t d : cuts(geo.out[0], 1, offsets[0].size())) {
         p.tile[0] = d;
         p.tile[1] = h;
         p.tile[2] = w;

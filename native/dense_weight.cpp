@@ -292,6 +292,7 @@ class SliceTask {
     call.ldb = gemm.cols * pair * int64_t(sizeof(T));
     call.ldc = columns;
     call.accumulate = !starts_;
+    call.apart = sums_stay_apart(gemm, geo_.N * geo_.out_pixels() / plan_.slices);
     call.a_plane = plan_.box_plane();
     call.b_plane = plan_.dy_plane();
     call.rounded_stride = arguments_.w.stride[axis_i];

@@ -11,7 +11,7 @@ namespace {
 
 // Shares of L2 for the box and for dy. NOTE: constants, see dense_blocking.cpp.
 constexpr int64_t box_budget = 400 << 10, dy_budget = 320 << 10;
-constexpr int64_t tasks_wanted = 16;
+constexpr int64_t tasks_wanted = 16, most_chunks = 256;  // of a slice: their sums are added one after the other
 constexpr int64_t partial_budget = 64 << 20;
 
 // Cycles, measured on Zen 4: per element packed, per element of sums loaded and stored, per call and per batch entry.
@@ -96,7 +96,8 @@ class Search {
         gemm_.parts * round_up(images * d * std::max(rows, plane) * round_up(out, gemm_.cols) * bytes_, 64);
     choice.sums_bytes = round_up(geo_.taps() * in * round_up(out, gemm_.cols) * sum_bytes_, 64);
     // Slices of the reduction, so that there are enough tasks, as far as their partial sums find room.
-    choice.slices = std::clamp(ceil_div(tasks_wanted, choice.blocks), int64_t(1), choice.chunks);
+    const int64_t wanted = std::max(ceil_div(tasks_wanted, choice.blocks), ceil_div(choice.chunks, most_chunks));
+    choice.slices = std::clamp(wanted, int64_t(1), choice.chunks);
     const int64_t room = std::min(partial_budget, limit_);
     while (choice.slices > 1 && choice.blocks * choice.slices * choice.sums_bytes > room) choice.slices /= 2;
     choice.partial_bytes = choice.slices > 1 ? choice.blocks * choice.slices * choice.sums_bytes : 0;
@@ -174,11 +175,11 @@ double WeightGradient::choose_blocking(int64_t element_bytes, int64_t limit, int
     best = cycles;
     chosen = choice;
   };
-  for (int64_t w : cuts(geo.out[2], 24)) {
+  for (int64_t w : cuts(geo.out[2], 24, offsets[2].size())) {
     const AxisLayout axis_w = layout_axis(geo.stride[2], offsets[2], w);
-    for (int64_t h : cuts(geo.out[1], 1)) {
+    for (int64_t h : cuts(geo.out[1], 1, offsets[1].size())) {
       const AxisLayout axis_h = layout_axis(geo.stride[1], offsets[1], h);
-      for (int64_t d : cuts(geo.out[0], 1)) {
+      for (int64_t d : cuts(geo.out[0], 1, offsets[0].size())) {
         const AxisLayout axis_d = layout_axis(geo.stride[0], offsets[0], d);
         Choice choice = search.with_tile(d, h, w, BoxLayout(axis_d, axis_h, axis_w, std::min(gemm->k_multiple, 2)));
         const bool whole = w == geo.out[2] && h == geo.out[1] && d == geo.out[0];

@@ -281,6 +281,8 @@ double WindowGradient::choose_blocking(int64_t element_bytes, int64_t limit) {
         window_block = round_up(ceil_div(window(), windows), gemm->cols);
         window_blocks = ceil_div(window(), window_block);
         chunk_rows = rows_of(wanted);
+        // The sums of chunks are added one after the other.
+        if (double(ceil_div(rows(), chunk_rows)) > 256 + 2 * std::sqrt(pixels)) continue;
         const int64_t positions = chunk_rows * row_positions;
         const bool in_place = reads_in_place(problem.y_nominal, element_bytes);
         dy_pitch = row_pitch(positions, element_bytes);

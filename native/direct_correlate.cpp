@@ -1,6 +1,7 @@
 // Output and input gradient of depthwise convolutions where the tensors lie, channels last; see direct.h.
 #include <utility>
 
+#include "blocked_sums.h"
 #include "direct_rows.h"
 #include "direct_units.h"
 
@@ -41,16 +42,18 @@ CONVGRAD_INLINE void each_row(const Sweep& sweep, const Body& body) {
   }
 }
 
-// P result pixels; every tap reads its own source pixels.
-template <typename U, int P>
+// P result pixels; every tap reads its own source pixels. Blocked: there are many taps, see blocked_sums.h.
+template <typename U, int P, bool Blocked>
 void sweep_tile(Sweep& sweep, const char* from, const float* w, char* to) {
   constexpr int K = U::vectors;
   VecF sum[P][K] = {};
+  BlockedSums<VecF, P * K> blocks;
   each_row<U>(sweep, [&]<bool Both>(int64_t t, int64_t r) __attribute__((always_inline)) {
     const char* f = from + t * sweep.from_t + r * sweep.from_r;
     const float* v = w + t * sweep.w_t + r * sweep.w_r;
     uint64_t at = sweep.low;
     for (int64_t s = 0; s < sweep.s; ++s, f += sweep.from_s, v += sweep.w_s, at += uint64_t(sweep.tap_step)) {
+      if constexpr (Blocked) blocks.expect(sum[0], U::rows);
       VecF weight[K];
       for (int k = 0; k < K; ++k) weight[k] = U::template weight<Both>(v + k * lanes_f);
 #pragma GCC unroll 16
@@ -62,6 +65,7 @@ void sweep_tile(Sweep& sweep, const char* from, const float* w, char* to) {
       }
     }
   });
+  if constexpr (Blocked) blocks.finish(sum[0]);
   finish_tile<U, P>(sweep, from, to, sum);
 }
 
@@ -100,25 +104,30 @@ void slide_tile(Sweep& sweep, const char* from, const float* w, char* to) {
   finish_tile<U, P>(sweep, from, to, sum);
 }
 
-// Longer rows, S taps at a time.
-template <typename U, int P, int S>
+// Longer rows, S taps at a time, and more rows.
+template <typename U, int P, int S, bool Blocked>
 void slide_on_tile(Sweep& sweep, const char* from, const float* w, char* to) {
   VecF sum[P][U::vectors] = {};
+  BlockedSums<VecF, P * U::vectors> blocks;
   each_row<U>(sweep, [&]<bool Both>(int64_t t, int64_t r) __attribute__((always_inline)) {
     const char* f = from + t * sweep.from_t + r * sweep.from_r;
     const float* v = w + t * sweep.w_t + r * sweep.w_r;
     uint64_t at = sweep.low;
     int64_t left = sweep.s;
-    for (; left >= S; left -= S, f += S * sweep.from_pixel, v += S * sweep.w_s, at += S)
+    for (; left >= S; left -= S, f += S * sweep.from_pixel, v += S * sweep.w_s, at += S) {
+      if constexpr (Blocked) blocks.expect(sum[0], S * U::rows);
       slide<U, P, S, Both>(sum, sweep, f, v, at);
+    }
+    if constexpr (Blocked) blocks.expect(sum[0], left * U::rows);
     for (; left > 0; --left, f += sweep.from_pixel, v += sweep.w_s, ++at) slide<U, P, 1, Both>(sum, sweep, f, v, at);
   });
+  if constexpr (Blocked) blocks.finish(sum[0]);
   finish_tile<U, P>(sweep, from, to, sum);
 }
 
-template <typename U, int... I>
+template <typename U, bool Blocked, int... I>
 constexpr auto sweep_table(std::integer_sequence<int, I...>) {
-  struct { Tile of[sizeof...(I)]; } table = {{sweep_tile<U, widths<U>[I]>...}};
+  struct { Tile of[sizeof...(I)]; } table = {{sweep_tile<U, widths<U>[I], Blocked>...}};
   return table;
 }
 template <typename U, int S, int... I>
@@ -126,18 +135,18 @@ constexpr auto slide_table(std::integer_sequence<int, I...>) {
   struct { Tile of[sizeof...(I)]; } table = {{slide_tile<U, widths<U>[I], S>...}};
   return table;
 }
-template <typename U, int... I>
+template <typename U, bool Blocked, int... I>
 constexpr auto slide_on_table(std::integer_sequence<int, I...>) {
-  struct { Tile of[sizeof...(I)]; } table = {{slide_on_tile<U, widths<U>[I], long_slide>...}};
+  struct { Tile of[sizeof...(I)]; } table = {{slide_on_tile<U, widths<U>[I], long_slide, Blocked>...}};
   return table;
 }
-template <typename U>
-constexpr auto sweeps = sweep_table<U>(std::make_integer_sequence<int, int(std::size(widths<U>))>());
+template <typename U, bool Blocked>
+constexpr auto sweeps = sweep_table<U, Blocked>(std::make_integer_sequence<int, int(std::size(widths<U>))>());
 template <typename U, int S>
 constexpr auto sliding = slide_table<U, S>(std::make_integer_sequence<int, int(std::size(widths<U>))>());
 
-template <typename U>
-constexpr auto sliding_on = slide_on_table<U>(std::make_integer_sequence<int, int(std::size(widths<U>))>());
+template <typename U, bool Blocked>
+constexpr auto sliding_on = slide_on_table<U, Blocked>(std::make_integer_sequence<int, int(std::size(widths<U>))>());
 
 // The tiles of a unit, as direct_rows.h wants them.
 template <typename U>
@@ -146,14 +155,18 @@ struct ChannelTiles {
   static constexpr const auto& widths = convgrad::CONVGRAD_ISA::widths<U>;
   static constexpr int width_count = int(std::size(widths));
   static void prepare(const DirectUnits&, Sweep&) {}
-  static const Tile* sweeping() { return sweeps<U>.of; }
-  static const Tile* sliding(int64_t taps) {
+  static const Tile* sweeping(int64_t all) {
+    return all > longest_whole ? sweeps<U, true>.of : sweeps<U, false>.of;
+  }
+  // Of rows of so many taps, and of all of them.
+  static const Tile* sliding(int64_t taps, int64_t all) {
+    if (all > longest_whole) return sliding_on<U, true>.of;
     switch (taps) {
       case 3: return convgrad::CONVGRAD_ISA::sliding<U, 3>.of;
       case 4: return convgrad::CONVGRAD_ISA::sliding<U, 4>.of;
       case 5: return convgrad::CONVGRAD_ISA::sliding<U, 5>.of;
       case 7: return convgrad::CONVGRAD_ISA::sliding<U, 7>.of;
-      default: return sliding_on<U>.of;
+      default: return sliding_on<U, false>.of;
     }
   }
 };

@@ -4,6 +4,7 @@
 // channels) is spread over the lanes of its group and meets the weights of all of them.
 #include <utility>
 
+#include "blocked_sums.h"
 #include "direct_rows.h"
 
 namespace convgrad::CONVGRAD_ISA {
@@ -15,10 +16,16 @@ using Element = AsBf16;
 CONVGRAD_INLINE void add(VecF& sum, VecF weight, VecF words) {
   sum = (VecF)_mm512_dpbf16_ps((__m512)sum, (__m512bh)(__m512)weight, (__m512bh)(__m512)words);
 }
+#if defined(CONVGRAD_EMULATED_BF16)
+CONVGRAD_INLINE void add_word(VecF& sum, VecF weight, const char* word) {
+  add(sum, weight, (VecF)_mm512_set1_epi32(load<int32_t>(word)));
+}
+#else
 // NOTE: GCC 12 would read the word into a register first, which was a fifth slower.
 CONVGRAD_INLINE void add_word(VecF& sum, VecF weight, const char* word) {
   asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(weight), "m"(*reinterpret_cast<const int32_t*>(word)));
 }
+#endif
 #else
 constexpr bool words_are_pairs = false;
 using Element = AsF32;
@@ -149,6 +156,8 @@ CONVGRAD_INLINE void finish_tile(Sweep& sweep, const char* from, char* to, const
 template <typename G, int P, bool Slide>
 void group_tile(Sweep& sweep, const char* from, const float* w, char* to) {
   VecF sum[P] = {};
+  BlockedSums<VecF, P> blocks;
+  const int64_t tap = sweep.chunks * G::words * (words_are_pairs ? 2 : 1);  // roundings of a tap
   for (int64_t t = 0; t < sweep.t; ++t)
     for (int64_t r = 0; r < sweep.r; ++r) {
       const char* f = from + t * sweep.from_t + r * sweep.from_r;
@@ -156,15 +165,22 @@ void group_tile(Sweep& sweep, const char* from, const float* w, char* to) {
       uint64_t at = sweep.low;
       int64_t left = sweep.s;
       if constexpr (Slide) {
-        for (; left == 3 || left > 4; left -= 3, f += 3 * sweep.from_s, v += 3 * sweep.w_s, at += 3)
+        for (; left == 3 || left > 4; left -= 3, f += 3 * sweep.from_s, v += 3 * sweep.w_s, at += 3) {
+          blocks.expect(sum, 3 * tap);
           slide<G, P, 3>(sum, sweep, f, v, at);
-        for (; left > 0; left -= 2, f += 2 * sweep.from_s, v += 2 * sweep.w_s, at += 2)
+        }
+        for (; left > 0; left -= 2, f += 2 * sweep.from_s, v += 2 * sweep.w_s, at += 2) {
+          blocks.expect(sum, 2 * tap);
           slide<G, P, 2>(sum, sweep, f, v, at);
+        }
       } else {
-        for (; left > 0; --left, f += sweep.from_s, v += sweep.w_s, at += uint64_t(sweep.tap_step))
+        for (; left > 0; --left, f += sweep.from_s, v += sweep.w_s, at += uint64_t(sweep.tap_step)) {
+          blocks.expect(sum, tap);
           G::template one_tap<P>(sum, sweep, f, v, at);
+        }
       }
     }
+  blocks.finish(sum);
   finish_tile<P>(sweep, from, to, sum);
 }
 
@@ -182,8 +198,8 @@ struct GroupTiles {
   static constexpr const auto& widths = all;
   static constexpr auto slides = tile_table<G, true, all>(std::make_integer_sequence<int, width_count>());
   static constexpr auto sweeps = tile_table<G, false, all>(std::make_integer_sequence<int, width_count>());
-  static const Tile* sliding(int64_t) { return slides.of; }
-  static const Tile* sweeping() { return sweeps.of; }
+  static const Tile* sliding(int64_t, int64_t) { return slides.of; }
+  static const Tile* sweeping(int64_t) { return sweeps.of; }
   static void prepare(const DirectUnits& units, Sweep& sweep) {
     const int64_t words = words_are_pairs ? units.group_from / 2 : units.group_from;
     sweep.chunks = words / G::words;

@@ -137,7 +137,8 @@ struct RowsJob {
     sweep.from_s = sweep.tap_step * pixel;
     sweep.size = uint64_t(job.source_size[2]);
     const int index = width_index(phase, pixels);
-    const Tile tile = slide ? U::sliding(phase.taps)[index] : U::sweeping()[index];
+    const int64_t taps = sweep.t * sweep.r * phase.taps;
+    const Tile tile = slide ? U::sliding(phase.taps, taps)[index] : U::sweeping(taps)[index];
     const int64_t width = U::widths[index];
     const bool tall = job.source_size[1] > 1;
     sweep.ahead = tall ? (sweep.from_r < 0 ? job.from_stride[axis_h] : sweep.r * job.from_stride[axis_h])

@@ -97,21 +97,33 @@ struct WeightJob {
     return best;
   }
 
-  // Rows [y.low, y.high) of dy with a tile of taps.
+  // Rows [y.low, y.high) of dy with a tile of taps. A tile sums some pixels in registers before it adds them to the
+  // sums in memory: no term passes through many roundings (docs/contract.md).
   void visit(int64_t t, int64_t r, int r_index, int64_t s, int s_index, Range y, float* sums) {
-    if (y.low >= y.high) return;
+    constexpr int64_t longest = 512;
+    const int64_t pixels = job.pixels < longest ? job.pixels : longest, rows = longest / pixels;
+    for (int64_t row = y.low; row < y.high; row += rows)
+      for (int64_t pixel = 0; pixel < job.pixels; pixel += pixels) {
+        v.rows = y.high - row < rows ? y.high - row : rows;
+        v.pixels = job.pixels - pixel < pixels ? job.pixels - pixel : pixels;
+        visit_some(t, r, r_index, s, s_index, row, job.first_pixel + pixel, sums);
+      }
+  }
+
+  // The pixels of dy from (y, first_pixel) on.
+  void visit_some(int64_t t, int64_t r, int r_index, int64_t s, int s_index, int64_t y, int64_t first_pixel,
+                  float* sums) {
     const int sn = T::columns[s_index];
-    v.rows = y.high - y.low;
-    v.first = job.first_pixel * g.stride[2] + s * g.dilation[2] - g.pad[2];
-    const Range first = landing(g, 2, s, job.first_pixel, v.pixels);
-    const Range last = landing(g, 2, s + sn - 1, job.first_pixel, v.pixels);
-    v.inner_low = (last.low > first.low ? last.low : first.low) - job.first_pixel;
-    v.inner_high = (last.high < first.high ? last.high : first.high) - job.first_pixel;
+    v.first = first_pixel * g.stride[2] + s * g.dilation[2] - g.pad[2];
+    const Range first = landing(g, 2, s, first_pixel, v.pixels);
+    const Range last = landing(g, 2, s + sn - 1, first_pixel, v.pixels);
+    v.inner_low = (last.low > first.low ? last.low : first.low) - first_pixel;
+    v.inner_high = (last.high < first.high ? last.high : first.high) - first_pixel;
     if (v.inner_low >= v.inner_high) v.inner_low = v.inner_high = v.pixels;
     const int64_t in_z = job.z * g.stride[0] + t * g.dilation[0] - g.pad[0];
-    const int64_t in_y = v.y_first = y.low * g.stride[1] + r * g.dilation[1] - g.pad[1];
-    const char* dy = job.dy + dy_channel + job.z * job.dy_stride[axis_d] + y.low * job.dy_stride[axis_h] +
-                     job.first_pixel * v.dy_pixel;
+    const int64_t in_y = v.y_first = y * g.stride[1] + r * g.dilation[1] - g.pad[1];
+    const char* dy = job.dy + dy_channel + job.z * job.dy_stride[axis_d] + y * job.dy_stride[axis_h] +
+                     first_pixel * v.dy_pixel;
     const char* x = job.x + x_channel + in_z * job.x_stride[axis_d] + in_y * job.x_stride[axis_h] +
                     v.first * job.x_stride[axis_w];
     const Tile tile = T::tile(slides() && sn > 1, r_index, s_index);

@@ -1,6 +1,7 @@
 // Weight gradient of depthwise convolutions where the tensors lie, channels last; see direct.h.
 #include <utility>
 
+#include "blocked_sums.h"
 #include "direct_units.h"
 #include "direct_visits.h"
 
@@ -148,14 +149,17 @@ struct ChannelTiles {
   static void sum_rows(const DirectWeightGrad& job, const Visit& v, int64_t channel, float* sums) {
     constexpr int K = U::vectors;
     VecF sum[4][K] = {};
+    BlockedSums<VecF, 4 * K> blocks;
     for (int64_t y = job.first; y < job.first + job.rows; ++y) {
       const char* p = job.dy + channel + job.z * job.dy_stride[axis_d] + y * v.dy_row + job.first_pixel * v.dy_pixel;
-      for (int64_t q = 0; q < v.pixels; ++q, p += v.dy_pixel) {
+      for (int64_t q = 0; q < job.pixels; ++q, p += v.dy_pixel) {
+        if (q % 4 == 0) blocks.expect(sum[0], 1);
         VecF grad[K];
         U::load(p, grad);
         for (int k = 0; k < K; ++k) sum[q % 4][k] += grad[k];
       }
     }
+    blocks.finish(sum[0]);
     for (int k = 0; k < K; ++k) {
       const VecF total = (sum[0][k] + sum[1][k]) + (sum[2][k] + sum[3][k]);
       store(sums + k * lanes_f, load<VecF>(sums + k * lanes_f) + total);

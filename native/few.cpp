@@ -333,7 +333,8 @@ double FewPlan::cycles() const {
   const double positions = double(divide_up(cut.extent[2], int64_t(phases[2].size())));
   const double tile_parts = std::min<double>(4, double(parts()));
   const double width = images > 1 ? double(std::min<int64_t>(images, 8)) : std::min(8.0, positions);
-  const double per_product = std::max(1.1, (tile_parts + width) / (tile_parts * width)) + 0.7 / width;
+  const double fma = problem.isa->two_wide_fmas ? 0.66 : 1.1;  // not half: loads of operands take part of the gain
+  const double per_product = std::max(fma, (tile_parts + width) / (tile_parts * width)) + 0.7 / width;
   const double vectors = double(shape.blocks * shape.few * geo.taps());
   // Phases of a strided input gradient are short sums: measured 1.3 times slower per product.
   const double short_sums = way.input && geo.stride[2] > 1 && images == 1 && shape.few > 1 ? 1.3 : 1;
@@ -388,6 +389,10 @@ std::optional<Plan> plan_few(const Problem& problem, std::string& why_not) {
   const Geometry& g = problem.geo;
   if (!g.N || !g.C || !g.K || !g.out_pixels() || !g.in_pixels()) {
     why_not = "a tensor without elements";
+    return std::nullopt;
+  }
+  if (LaneWay{&g, problem.wrt == wrt_input}.too_many_phases()) {
+    why_not = "more phases than " + std::to_string(LaneWay::most_phases);
     return std::nullopt;
   }
   // Groups with channels last are what the dense kernels are slowest for.

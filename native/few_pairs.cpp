@@ -42,11 +42,15 @@ void pack_dy_row(const char* row, int64_t step, int64_t width, __mmask16 mask, i
   }
 }
 
-// Elements `step` elements apart.
+// Elements `bytes` bytes apart: any distance, also none (a broadcast view), backwards or odd. Those up to 16 elements
+// apart are taken out of two vectors, others one by one.
 struct Gather {
-  int64_t step, most;  // at once
-  __m512i order;
-  explicit Gather(int64_t step) : step(step), most(step == 1 || 63 / step + 1 > 32 ? 32 : 63 / step + 1) {
+  int64_t bytes, step = 0, most = 0;  // in elements, 0: one by one; at once
+  __m512i order = _mm512_setzero_si512();
+  explicit Gather(int64_t bytes) : bytes(bytes) {
+    if (bytes < 2 || bytes > 32 || bytes % 2) return;
+    step = bytes / 2;
+    most = 63 / step + 1 > 32 ? 32 : 63 / step + 1;
     alignas(64) uint16_t places[32];
     for (int64_t i = 0; i < 32; ++i) places[i] = uint16_t(i * step);
     order = _mm512_load_si512(places);
@@ -55,8 +59,8 @@ struct Gather {
 
 void gather_elements(const char* from, const Gather& gather, int64_t n, uint16_t* to, Finite& finite) {
   const int64_t step = gather.step, most = gather.most;
-  if (step < 1 || step > 16) {
-    for (int64_t i = 0; i < n; ++i) __builtin_memcpy(to + i, from + i * step * 2, 2);
+  if (step == 0) {
+    for (int64_t i = 0; i < n; ++i) __builtin_memcpy(to + i, from + i * gather.bytes, 2);
     for (int64_t i = 0; i < n; i += 32) {
       const __mmask32 part = n - i < 32 ? (1u << (n - i)) - 1 : ~0u;
       finite.see(_mm512_maskz_loadu_epi16(part, to + i));
@@ -79,10 +83,16 @@ void gather_elements(const char* from, const Gather& gather, int64_t n, uint16_t
 // --- products -----------------------------------------------------------------------------------------------------
 
 CONVGRAD_INLINE void add(__m512& sum, __m512i dy, __m512i x) { sum = _mm512_dpbf16_ps(sum, (__m512bh)dy, (__m512bh)x); }
+#if defined(CONVGRAD_EMULATED_BF16)
+CONVGRAD_INLINE void add_word(__m512& sum, __m512i dy, const char* word) {
+  add(sum, dy, _mm512_set1_epi32(load<int32_t>(word)));
+}
+#else
 // NOTE: GCC 12 would read the word into a register first, which was a fifth slower.
 CONVGRAD_INLINE void add_word(__m512& sum, __m512i dy, const char* word) {
   asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(dy), "m"(*reinterpret_cast<const int32_t*>(word)));
 }
+#endif
 
 using VisitTile = void (*)(const Visit&, const uint32_t*, const uint16_t*, float*);
 
@@ -135,6 +145,7 @@ struct PairTiles {
   using Sum = float;
   static constexpr int most_sums = 25, most_parts = 4, most_lines = tallest_r;
   static constexpr double latency = 7;
+  static constexpr int64_t roundings = 2;
 
   template <int K>
   struct Table {
@@ -200,7 +211,7 @@ bool pair_lanes(const float* lanes, int64_t rows, int64_t width, bool shared, in
 bool pack_x_places(const PairRows& rows, int64_t stride, int64_t places, uint16_t* to) {
   Finite finite;
   const PixelBox& box = *rows.box;
-  const Gather gather(rows.stride[axis_w] * stride / 2);
+  const Gather gather(rows.stride[axis_w] * stride);
   const int64_t step = rows.stride[axis_w], width = box.extent[2], left = box.first[2] < 0 ? -box.first[2] : 0;
   const int64_t end = rows.size[2] - box.first[2] < width ? rows.size[2] - box.first[2] : width;  // of what is inside
   for (int64_t z = 0; z < box.extent[0]; ++z)

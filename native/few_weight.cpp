@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 
+#include "bias.h"
 #include "direct.h"
 #include "few.h"
 #include "few_pairs.h"
@@ -26,6 +27,7 @@ bool finite_plain(const T* line, int64_t n) {
 
 template <typename T>
 T sum_plain(const T* line, int64_t n) {
+  if (n > 2048) return sum_plain(line, n / 2) + sum_plain(line + n / 2, n - n / 2);  // no long chain of roundings
   T part[16] = {}, sum = 0;
   for (int64_t i = 0; i < n; ++i) part[i % 16] += line[i];
   for (T p : part) sum += p;
@@ -206,7 +208,9 @@ void FewWeightPlan::chunk(const Arguments& args, int64_t group, int64_t split, i
   }
   if (shared) std::fill_n(sums + (product_vectors() + bias_vectors()) * L, pair_vectors() * L, T(0));
   const bool sum_bias = bias() && (out || split == 0);
-  if (sum_bias) std::fill_n(bias_sums, (out ? blocks : shape.few) * L, T(0));
+  const int64_t bias_terms = sum_bias ? (out ? blocks : shape.few) * L : 0;
+  std::fill_n(bias_sums, bias_terms, T(0));
+  BlockedTotals<T> totals(bias_sums, bias_terms);  // images of one pixel are many terms
 
   for (int64_t item = items() * index / chunks; item < items() * (index + 1) / chunks; ++item) {
     const int64_t image = item / cut.boxes() * images, here = std::min(images, geo.N - image);
@@ -227,7 +231,7 @@ void FewWeightPlan::chunk(const Arguments& args, int64_t group, int64_t split, i
       const LanePlanes planes =
           channel_planes(many, image + i, group * shape.many, shape.many, int(L), first, blocks, code);
       kernels.load(planes, lane_box, out ? geo.out : geo.in, lanes + i * lane_image);
-      if (sum_bias && out) kernels.sum(lanes + i * lane_image, blocks, y_count, bias_sums, f64());
+      if (sum_bias && out) kernels.sum(lanes + i * lane_image, blocks, y_count, totals.now(), f64());
       if constexpr (sizeof(T) == 4)
         if (code.round) code.round(lanes + i * lane_image, lane_image);
       if (sum_bias && !out) {
@@ -235,8 +239,9 @@ void FewWeightPlan::chunk(const Arguments& args, int64_t group, int64_t split, i
         exact.round = nullptr;
         load_plain(few, image + i, group * shape.few, shape.few, plain_box, geo.out, exact, plain + i * plain_image);
         for (int64_t f = 0; f < shape.few; ++f)
-          bias_sums[f * L] += sum_plain(plain + i * plain_image + f * y_count, y_count);
+          totals.now()[f * L] += sum_plain(plain + i * plain_image + f * y_count, y_count);
       }
+      if (sum_bias) totals.added(1);
       if (together)
         load_together(few, image + i, group * shape.few, shape.few, plain_box, geo.in, *problem.isa, code,
                       plain + i * plain_image);

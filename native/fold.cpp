@@ -155,11 +155,14 @@ struct FoldPlan {
       return true;
     }
     if (fold == Fold::last_columns) return false;  // [tap][channel] never lies like [channel][tap]
+    // NOTE: a stride of 0 is a stride like others (a broadcast weight): it does not say that no axis was met yet.
     int64_t run = 0;
+    bool first = true;
     for (int place = 0; place < 4; ++place) {
       const int64_t size = extent(order[place]);
       if (size == 1) continue;
-      if (!run) to[axis_i] = from[order[place]], run = to[axis_i];
+      if (first) to[axis_i] = run = from[order[place]];
+      first = false;
       if (from[order[place]] != run) return false;
       run *= size;
     }

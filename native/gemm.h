@@ -27,6 +27,9 @@ struct GemmCall {
   int64_t k;  // elements, a multiple of Gemm::k_multiple
   int rows;   // 1 .. Gemm::max_rows
   bool accumulate;
+  // For tiles, which go on with the sums in C: those are added when the products are done. Slower, but no sum passes
+  // through the roundings of all calls; see sums_stay_apart.
+  bool apart = false;
   int64_t a_plane = 0, b_plane = 0;  // bytes between the parts of an operand
   int64_t b_step = 0;  // bytes of B between one step of k_multiple and the next, for tiles (0: they follow each other)
   int64_t b_right = 64, c_right = 64;  // bytes from the left half of the columns to the right one, for tiles
@@ -70,6 +73,15 @@ struct Gemm {
   // Whole rows of sums, `pitch` floats apart, rounded to bf16; whether one is a NaN. Null: as others store them.
   bool (*store_bf16)(const float* sums, int64_t pitch, int64_t rows, char* dst, int64_t row_stride) = nullptr;
 };
+
+// How many roundings in a row a sum on tiles may pass through: one for every product of tiles.
+inline constexpr int64_t most_tile_roundings = 384;
+inline int64_t tile_products(int parts) { return parts == 1 ? 1 : parts == 2 ? 4 : 6; }
+
+// Whether the calls that sum so many terms would make a chain that is too long.
+inline bool sums_stay_apart(const Gemm& gemm, int64_t terms) {
+  return gemm.near_k > 0 && terms / gemm.k_multiple * tile_products(gemm.parts) > most_tile_roundings;
+}
 
 // For the length of a task the thread is ready to run the kernel (tile registers are configured, and given back).
 class GemmScope {

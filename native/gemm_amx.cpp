@@ -64,6 +64,43 @@ struct Cursor {
   int64_t entry = 0, k = 0;
 };
 
+// Sums of tiles that wait beside them, so that none passes through too many roundings.
+template <bool two, bool wide>
+class Waiting {
+ public:
+  // Adds the tiles to what waits, and clears them.
+  void take() {
+    alignas(64) float now[32 * 32];
+    store_tiles(any_ ? now : sums_);
+    for (int i = 0; any_ && i < (two ? 32 : 16) * 32; ++i) sums_[i] += now[i];
+    any_ = true;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  bool any() const { return any_; }
+  void leave(const GemmCall& call, bool add) const {
+    for (int row = 0; row < call.rows; ++row)
+      for (int half = 0; half < (wide ? 2 : 1); ++half) {
+        float* to = reinterpret_cast<float*>(call.c + row * call.ldc * 4 + half * call.c_right);
+        const float* from = sums_ + row * 32 + half * 16;
+        for (int i = 0; i < 16; ++i) to[i] = add ? to[i] + from[i] : from[i];
+      }
+  }
+
+ private:
+  static void store_tiles(float* to) {
+    _tile_stored(0, to, 128);
+    if (wide) _tile_stored(1, to + 16, 128);
+    if (two) _tile_stored(2, to + 16 * 32, 128);
+    if (two && wide) _tile_stored(3, to + 16 * 32 + 16, 128);
+  }
+
+  alignas(64) float sums_[32 * 32];  // once there are any
+  bool any_ = false;
+};
+
 // `two`: there are rows in the lower half; `wide`: there are columns in the right half; `far`: B is in L2.
 template <int parts, bool two, bool wide, bool far>
 class Product {
@@ -77,10 +114,16 @@ class Product {
   }
 
   // Entries are the inner loop: the taps of a convolution read the same pixels, shifted, so A stays in L1.
-  void sum() {
+  void sum(Waiting<two, wide>& waiting) {
+    constexpr int64_t most = most_tile_roundings / (parts == 1 ? 1 : parts == 2 ? 4 : 6);
+    int64_t steps = 0;
     for (int64_t k = 0; k < call_.k / 32; ++k) {
       const char *a = call_.a + 64 * k, *b = call_.b + b_step_ * k;
       for (int64_t i = 0; i < call_.batch; ++i) {
+        if (steps++ == most) {
+          waiting.take();
+          steps = 1;
+        }
         const char *a_tile = a + call_.a_offset[i], *b_tile = b + call_.b_offset[i];
         if (parts == 1) one_part(a_tile, b_tile);
         if (parts == 2) two_parts(a_tile, b_tile);
@@ -189,7 +232,7 @@ template <int parts, bool two, bool wide>
 void multiply(const GemmCall& call) {
   char* c = call.c;
   const int64_t ldc = call.ldc * 4, lower = 16 * ldc, right = call.c_right;
-  if (call.accumulate) {
+  if (call.accumulate && !call.apart) {
     _tile_loadd(0, c, ldc);
     if (wide) _tile_loadd(1, c + right, ldc);
     if (two) _tile_loadd(2, c + lower, ldc);
@@ -205,10 +248,15 @@ void multiply(const GemmCall& call) {
       fetch(call.next_c + row * ldc);
       if (wide) fetch(call.next_c + row * ldc + right);
     }
+  Waiting<two, wide> waiting;
   if (call.far) {
-    Product<parts, two, wide, true>(call).sum();
+    Product<parts, two, wide, true>(call).sum(waiting);
   } else {
-    Product<parts, two, wide, false>(call).sum();
+    Product<parts, two, wide, false>(call).sum(waiting);
+  }
+  if (waiting.any() || (call.accumulate && call.apart)) {
+    waiting.take();
+    return waiting.leave(call, call.accumulate && call.apart);
   }
   _tile_stored(0, c, ldc);
   if (wide) _tile_stored(1, c + right, ldc);

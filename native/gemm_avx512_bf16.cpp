@@ -21,7 +21,7 @@ inline __m512i rounded(__m512 sum, bool& any_nan) {
 
 template <int rows, int vectors>
 void tile(const GemmCall& call) {
-  __m512 sum[rows][vectors];
+  __m512 sum[rows][vectors], of_blocks[rows][vectors];
   float* c = reinterpret_cast<float*>(call.c);
   if (call.rounded && !(call.stream && vectors == 2))
     for (int m = 0; m < rows; ++m) {
@@ -29,17 +29,35 @@ void tile(const GemmCall& call) {
       __builtin_prefetch(row, 1, 3);
       __builtin_prefetch(row + vectors * 32 - 1, 1, 3);
     }
+  const auto each = [&](auto&& body) __attribute__((always_inline)) {
 #pragma GCC unroll 16
-  for (int m = 0; m < rows; ++m)
+    for (int m = 0; m < rows; ++m)
 #pragma GCC unroll 2
-    for (int v = 0; v < vectors; ++v)
-      sum[m][v] = call.accumulate ? _mm512_loadu_ps(c + m * call.ldc + v * 16) : _mm512_setzero_ps();
+      for (int v = 0; v < vectors; ++v) body(sum[m][v], of_blocks[m][v], c + m * call.ldc + v * 16);
+  };
+  each([](__m512& now, __m512&, float*) { now = _mm512_setzero_ps(); });
   const int64_t lda = call.lda, ldb = call.ldb;
   const int64_t pairs = call.k / 2;
+  int64_t summed = 0, blocks = 0;  // pairs of the sums in registers, blocks of those beside them
+  bool accumulate = call.accumulate;
   Fetcher fetcher(call, pairs);
   for (int64_t i = 0, done = 0; i < call.batch;) {  // see gemm_tile.cpp
     fetcher.some();
     const int64_t steps = pairs - done < fetcher.steps ? pairs - done : fetcher.steps;
+    const int64_t coming = Fetcher::coming(done, pairs);
+    if (2 * (summed + coming) > block_products) {
+      if (blocks == most_blocks) {
+        if (accumulate) each([](__m512&, __m512& before, float* to) { before += _mm512_loadu_ps(to); });
+        each([](__m512&, __m512& before, float* to) { _mm512_storeu_ps(to, before); });
+        accumulate = true;
+        blocks = 0;
+      }
+      if (blocks) each([](__m512& now, __m512& before, float*) { before += now, now = _mm512_setzero_ps(); });
+      else each([](__m512& now, __m512& before, float*) { before = now, now = _mm512_setzero_ps(); });
+      ++blocks;
+      summed = 0;
+    }
+    summed += coming;
     constexpr int pointers = (rows + 2) / 3;
     const char* a[pointers];
     for (int p = 0; p < pointers; ++p) a[p] = call.a + call.a_offset[i] + done * 4 + 3 * p * lda;
@@ -65,6 +83,8 @@ void tile(const GemmCall& call) {
     done += steps;
     if (done == pairs) ++i, done = 0;
   }
+  if (blocks) each([](__m512& now, __m512& before, float*) { now += before; });
+  if (accumulate) each([](__m512& now, __m512&, float* to) { now += _mm512_loadu_ps(to); });
   if (call.rounded) {
     alignas(64) static constexpr uint16_t upper_halves[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
                                                               23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
@@ -90,10 +110,7 @@ void tile(const GemmCall& call) {
     if (nan) *call.nan = true;
     return;
   }
-#pragma GCC unroll 16
-  for (int m = 0; m < rows; ++m)
-#pragma GCC unroll 2
-    for (int v = 0; v < vectors; ++v) _mm512_storeu_ps(c + m * call.ldc + v * 16, sum[m][v]);
+  each([](__m512& now, __m512&, float* to) { _mm512_storeu_ps(to, now); });
 }
 
 template <int vectors>

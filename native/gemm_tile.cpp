@@ -17,20 +17,38 @@ constexpr int64_t k_ahead = 12;
 
 template <typename V, typename T, int rows, int vectors>
 void tile(const GemmCall& call) {
-  V sum[rows][vectors];
+  V sum[rows][vectors], of_blocks[rows][vectors];
   T* c = reinterpret_cast<T*>(call.c);
   constexpr int lanes = sizeof(V) / sizeof(T);
   // NOTE: loops over the sums must all be unrolled, or the compiler keeps the sums in memory.
+  const auto each = [&](auto&& body) __attribute__((always_inline)) {
 #pragma GCC unroll 16
-  for (int m = 0; m < rows; ++m)
+    for (int m = 0; m < rows; ++m)
 #pragma GCC unroll 2
-    for (int v = 0; v < vectors; ++v)
-      sum[m][v] = call.accumulate ? load<V>(c + m * call.ldc + v * lanes) : V{};
+      for (int v = 0; v < vectors; ++v) body(sum[m][v], of_blocks[m][v], c + m * call.ldc + v * lanes);
+  };
+  each([](V& now, V&, T*) { now = V{}; });
   const int64_t lda = call.lda, ldb = call.ldb;
+  int64_t products = 0, blocks = 0;  // of the sums in registers, of those beside them
+  bool accumulate = call.accumulate;
   Fetcher fetcher(call, call.k);
   for (int64_t i = 0, done = 0; i < call.batch;) {
     fetcher.some();
     const int64_t steps = call.k - done < fetcher.steps ? call.k - done : fetcher.steps;
+    const int64_t coming = Fetcher::coming(done, call.k);
+    if (products + coming > block_products) {
+      if (blocks == most_blocks) {
+        if (accumulate) each([](V&, V& before, T* to) { before += load<V>(to); });
+        each([](V&, V& before, T* to) { store(to, before); });
+        accumulate = true;
+        blocks = 0;
+      }
+      if (blocks) each([](V& now, V& before, T*) { before += now, now = V{}; });
+      else each([](V& now, V& before, T*) { before = now, now = V{}; });
+      ++blocks;
+      products = 0;
+    }
+    products += coming;
     // One pointer per three rows: the others are reached as pointer + lda and pointer + 2*lda.
     constexpr int pointers = (rows + 2) / 3;
     const char* a[pointers];
@@ -57,10 +75,9 @@ void tile(const GemmCall& call) {
     done += steps;
     if (done == call.k) ++i, done = 0;
   }
-#pragma GCC unroll 16
-  for (int m = 0; m < rows; ++m)
-#pragma GCC unroll 2
-    for (int v = 0; v < vectors; ++v) store(c + m * call.ldc + v * lanes, sum[m][v]);
+  if (blocks) each([](V& now, V& before, T*) { now += before; });
+  if (accumulate) each([](V& now, V&, T* to) { now += load<V>(to); });
+  each([](V& now, V&, T* to) { store(to, now); });
 }
 
 template <typename V, typename T, int vectors>

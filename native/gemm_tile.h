@@ -15,17 +15,27 @@ extern const Gemm gemm_bf16, gemm_bf16x2, gemm_bf16x3;
 namespace amx_emulated {  // the same with tiles in software, for tests on any processor
 extern const Gemm gemm_bf16, gemm_bf16x2, gemm_bf16x3;
 }
+// How a micro-kernel sums, so that no term passes through many roundings whatever the data (docs/contract.md): so many
+// products follow each other in a register, so many of these blocks are added up beside it, and only then in C.
+inline constexpr int64_t block_products = 128, most_blocks = 128;
+
 // Spreads the lines that a call is to fetch over its products: fetched at once they would wait for each other.
 // NOTE: every file has its own, compiled for its own level.
 namespace {
 class Fetcher {
  public:
-  int64_t steps = 64;  // of k between two calls of `some`; fewer where it would fetch many lines
+  int64_t steps = most_steps;  // of k between two calls of `some`; a part of them where it would fetch many lines
 
   Fetcher(const GemmCall& call, int64_t k_steps) : line_(call.fetch), last_(call.fetch + call.fetch_count) {
     if (k_steps > steps && call.fetch_count * steps > 8 * call.batch * k_steps) steps = 16;
     const int64_t calls = call.batch * ((k_steps + steps - 1) / steps);
     if (call.fetch_count > 0 && calls > 0) each_ = int((call.fetch_count + calls - 1) / calls);
+  }
+  // The steps that a block of sums must have room for when so many of `k_steps` are done: those up to the next place
+  // where it may end. NOTE: such places are the problem's. Steps between fetches depend on the results' addresses.
+  static int64_t coming(int64_t done, int64_t k_steps) {
+    if (done % most_steps) return 0;
+    return k_steps - done < most_steps ? k_steps - done : most_steps;
   }
   void some() {
     for (int n = 0; n < each_ && line_ < last_; ++n, ++line_) {
@@ -38,6 +48,7 @@ class Fetcher {
   }
 
  private:
+  static constexpr int64_t most_steps = 64;
   const char* const* line_;
   const char* const* last_;
   int each_ = 0;

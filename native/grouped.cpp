@@ -325,6 +325,10 @@ void CorrelatePlan::run(const Arguments& args) const {
 std::optional<Plan> plan_grouped(const Problem& problem, std::string& why_not) {
   why_not = lanes_refuse(problem);
   if (!why_not.empty()) return std::nullopt;
+  if (LaneWay{&problem.geo, problem.wrt == wrt_input}.too_many_phases()) {
+    why_not = "more phases than " + std::to_string(LaneWay::most_phases);
+    return std::nullopt;
+  }
   DirectUnits sole;
   if (problem.geo.G == 1 && (!group_units(problem, sole) || problem.x_nominal[axis_c] != size_of(problem.dtype))) {
     why_not = "groups=1: there are no lanes to fill with groups";
@@ -385,7 +389,8 @@ std::optional<Plan> plan_grouped(const Problem& problem, std::string& why_not) {
                   vectors_out * reach * way.from_channels() * (way.to_channels() > 1 ? 1.05 : cycles_per_product);
   const bool lines = p->lines && !direct && from_nominal[axis_w] == bytes && to_nominal[axis_w] == bytes;
   if (direct && p->units.group_to)
-    cycles = group_cycles(p->units, double(geo.N) * way.to_size()[0] * way.to_size()[1] * way.to_size()[2], reach,
+    cycles = (problem.isa->two_wide_fmas ? 0.6 : 1) *
+             group_cycles(p->units, double(geo.N) * way.to_size()[0] * way.to_size()[1] * way.to_size()[2], reach,
                           geo.kernel[2] / (way.input ? geo.stride[2] : 1) >= 3, !way.input && geo.stride[2] > 1) +
              lane_weight_cycles(geo) / 4;
   else if (direct) cycles += vectors_out * cycles_direct;

@@ -38,8 +38,15 @@ struct LaneWay {
   const int64_t* to_size() const { return input ? geo->in : geo->out; }
   int64_t from_channels() const { return input ? geo->group_out() : geo->group_in(); }
   int64_t to_channels() const { return input ? geo->group_in() : geo->group_out(); }
-  // The phases of one axis: `stride` residues for an input gradient, else one.
+  // The phases of one axis: the residues of the stride that there are for an input gradient, else one.
   std::vector<LanePhase> phases(int axis) const;
+  static constexpr int64_t most_phases = 4096;  // of an axis; beyond that the family refuses
+  bool too_many_phases() const {
+    return std::max({phase_count(0), phase_count(1), phase_count(2)}) > most_phases;
+  }
+  int64_t phase_count(int axis) const {
+    return input ? std::max<int64_t>(1, std::min(geo->stride[axis], geo->in[axis])) : 1;
+  }
   // The source pixels that a box of destination pixels reads, clipped to the tensor on z and y (on x padding is kept).
   PixelBox source(const PixelBox& to) const;
   // Upper bound of the extent of `source` along an axis for a box of `extent`.

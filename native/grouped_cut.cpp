@@ -57,16 +57,15 @@ std::vector<LanePhase> LaneWay::phases(int axis) const {
   if (!input) return {{0, 1, geo->kernel[axis], 0, 1, -pad, stride, dilation}};
   const int64_t common = std::gcd(stride, dilation), tap_step = stride / common;
   std::vector<LanePhase> list;
-  for (int64_t r = 0; r < stride; ++r) {
-    // Taps with r + pad - tap*dilation divisible by the stride; they are tap_step apart.
-    LanePhase phase{r, stride, 0, 0, tap_step, 0, 1, -dilation / common};
-    for (int64_t tap = 0; tap < std::min(tap_step, geo->kernel[axis]); ++tap) {
-      if ((r + pad - tap * dilation) % stride) continue;
-      phase.tap_first = tap;
-      phase.taps = divide_up(geo->kernel[axis] - tap, tap_step);
-      phase.source = (r + pad - tap * dilation) / stride;
-    }
-    list.push_back(phase);
+  for (int64_t r = 0; r < phase_count(axis); ++r) list.push_back({r, stride, 0, 0, tap_step, 0, 1, -dilation / common});
+  // A residue r has the taps with r + pad - tap*dilation divisible by the stride; they are tap_step apart.
+  for (int64_t tap = 0; tap < std::min(tap_step, geo->kernel[axis]); ++tap) {
+    const int64_t at = tap * dilation - pad, r = at - floor_divide(at, stride) * stride;
+    if (r >= int64_t(list.size())) continue;
+    LanePhase& phase = list[size_t(r)];
+    phase.tap_first = tap;
+    phase.taps = divide_up(geo->kernel[axis] - tap, tap_step);
+    phase.source = (r - at) / stride;
   }
   return list;
 }

@@ -9,6 +9,7 @@
 #include <cpuid.h>
 #endif
 
+#include "gemm.h"
 #include "gemm_tile.h"
 #include "lines.h"
 
@@ -44,6 +45,7 @@ float hif8_value(int code) {
 struct Levels {
   Isa isa[6] = {};
   GemmKernels gemm[6] = {};
+  Gemm twice_as_fast[2] = {};  // the AVX-512 kernels for f32 and f64 as the cost model sees them with two_wide_fmas
   int available = 0;  // the highest level of this machine
 
   Levels() {
@@ -57,9 +59,14 @@ struct Levels {
 #if defined(__x86_64__)
       isa_pick(level, generic::fill_lines, avx2::fill_lines, avx512::fill_lines)(isa[level]);
       gemm[level] = isa_pick(level, generic::gemm_kernels, avx2::gemm_kernels, avx512::gemm_kernels)();
+      // NOTE: a property of the level, never of the machine: it decides the order of sums. AVX-512 without BF16 is
+      // Intel's alone, and most of its Xeons start two 512-bit FMAs a cycle. Zen 4, where level 3 was measured, starts one.
+      isa[level].two_wide_fmas = level == 2;
+      if (isa[level].two_wide_fmas) set_two_wide_fmas(gemm[level]);
       // NOTE: vdpbf16ps does twice the products of an f32 FMA on Zen 4 (measured 233 against 117 GFLOP/s a core) but
       // half of them on Sapphire Rapids (89 against 174): there bf16 operands are multiplied as f32.
-      if (level == 3 && __builtin_cpu_is("amd")) gemm[level].bf16 = &gemm_bf16_avx512;
+      if (level == 3 && (__builtin_cpu_is("amd") || asked_by_name(names[level])))
+        gemm[level].bf16 = &gemm_bf16_avx512;
       if (level == 4) set_amx(gemm[level], amx::gemm_bf16, amx::gemm_bf16x2, amx::gemm_bf16x3);
       if (level == 5)
         set_amx(gemm[level], amx_emulated::gemm_bf16, amx_emulated::gemm_bf16x2, amx_emulated::gemm_bf16x3);
@@ -69,6 +76,20 @@ struct Levels {
 #endif
       isa[level].gemm = &gemm[level];
     }
+  }
+
+  // A level that the environment names is used with all its kernels, for tests.
+  static bool asked_by_name(const char* level) {
+    const char* name = std::getenv("CONVGRAD_ISA");
+    return name && !std::strcmp(name, level);
+  }
+
+  void set_two_wide_fmas(GemmKernels& kernels) {
+    twice_as_fast[0] = *kernels.f32;
+    twice_as_fast[1] = *kernels.f64;
+    for (Gemm& kernel : twice_as_fast) kernel.flops_cycle *= 2;
+    kernels.f32 = &twice_as_fast[0];
+    kernels.f64 = &twice_as_fast[1];
   }
 
   static void set_amx(GemmKernels& kernels, const Gemm& bf16, const Gemm& bf16x2, const Gemm& bf16x3) {
@@ -84,6 +105,9 @@ struct Levels {
     if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")))
       return 1;
+#if defined(CONVGRAD_EMULATED_BF16)
+    return 3;
+#endif
     unsigned a, b, c, d;
     if (!(__get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 5))) return 2;
     // NOTE: never ask CPUID leaf 0x1D for AMX: some virtual machines hide it although the tiles work.

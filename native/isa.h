@@ -35,6 +35,7 @@ struct Isa {
   const char* name;  // generic, avx2, avx512, avx512_bf16, amx; amx_emulated for tests
   int level;         // 0..5 in that order: each level can also run the kernels of the lower ones
   int vector_bytes;  // 16, 32, 64
+  bool two_wide_fmas;  // for the cost models: two 512-bit FMAs start in a cycle; they were measured where one does
   DecodeLine decode[dtype_count];  // [Dtype::f64] is null
   DecodeBlock decode_block[dtype_count];
   EncodeBlock encode_block[dtype_count];

@@ -1,4 +1,5 @@
 // Output and input gradient in lane form: register tiles of destination channels by pixels, swept over all taps.
+#include "blocked_sums.h"
 #include "lane_io.h"
 
 namespace convgrad::CONVGRAD_ISA {
@@ -29,44 +30,56 @@ CONVGRAD_INLINE void add_product(VecF& sum, VecF weight, VecF pixel) {
   sum += weight * pixel;
 #endif
 }
+#if defined(__AVX512BF16__)
+constexpr int64_t roundings = 2;  // of one add_product
+#else
+constexpr int64_t roundings = 1;
+#endif
 CONVGRAD_INLINE void add_product(VecD& sum, VecD weight, VecD pixel) { sum += weight * pixel; }
 
 // to[k][p] = sum over channels and taps of w[k][...] * from[p + ...], for K vectors of P pixels in registers. A source
-// of one lane (not Wide) is spread over all lanes as it is read.
-template <typename T, bool Wide, int K, int P>
+// of one lane (not Wide) is spread over all lanes as it is read. Blocked: the sums are long, see blocked_sums.h.
+template <typename T, bool Wide, int K, int P, bool Blocked>
 void sweep_tile(const Sweep& sweep, const T* from, const T* w, T* to) {
   using V = Vec<T>;
   V sum[K][P];
   for (int k = 0; k < K; ++k)
     for (int p = 0; p < P; ++p) sum[k][p] = V{};
+  BlockedSums<V, K * P> blocks;
   const int64_t step = sweep.from_pixel, tap = sweep.from_s, w_tap = sweep.w_s, w_to = sweep.w_to;
   for (int64_t c = 0; c < sweep.channels; ++c)
     for (int64_t t = 0; t < sweep.t; ++t)
       for (int64_t r = 0; r < sweep.r; ++r) {
         const T* f = from + c * sweep.from_channel + t * sweep.from_t + r * sweep.from_r;
         const T* v = w + c * sweep.w_channel + t * sweep.w_t + r * sweep.w_r;
-        for (int64_t s = sweep.s; s > 0; --s, f += tap, v += w_tap) {
-          V weight[K];
-          for (int k = 0; k < K; ++k) weight[k] = load<V>(v + k * w_to);
-          for (int p = 0; p < P; ++p) {
-            V pixel;
-            if constexpr (Wide) pixel = load<V>(f + p * step);
-            else pixel = splat<V>(f[p * step]);
-            for (int k = 0; k < K; ++k) add_product(sum[k][p], weight[k], pixel);
+        for (int64_t left = sweep.s; left > 0;) {
+          int64_t s = left < longest_chain / roundings ? left : longest_chain / roundings;
+          if constexpr (Blocked) blocks.expect(sum[0], s * roundings);
+          for (left -= s; s > 0; --s, f += tap, v += w_tap) {
+            V weight[K];
+            for (int k = 0; k < K; ++k) weight[k] = load<V>(v + k * w_to);
+            for (int p = 0; p < P; ++p) {
+              V pixel;
+              if constexpr (Wide) pixel = load<V>(f + p * step);
+              else pixel = splat<V>(f[p * step]);
+              for (int k = 0; k < K; ++k) add_product(sum[k][p], weight[k], pixel);
+            }
           }
         }
       }
+  if constexpr (Blocked) blocks.finish(sum[0]);
   for (int k = 0; k < K; ++k)
     for (int p = 0; p < P; ++p) store(to + k * sweep.to_channel + p * sweep.to_pixel, sum[k][p]);
 }
 
 // The same for one channel where neighbouring taps read neighbouring pixels: S taps at a time, each pixel loaded once.
-template <typename T, int P, int S>
+template <typename T, int P, int S, bool Blocked>
 void slide_tile(const Sweep& sweep, const T* from, const T* w, T* to) {
   using V = Vec<T>;
   constexpr int L = lanes_of<T>;
   V sum[P];
   for (int p = 0; p < P; ++p) sum[p] = V{};
+  BlockedSums<V, P> blocks;
   const int64_t w_tap = sweep.w_s;
   for (int64_t c = 0; c < sweep.channels; ++c)
     for (int64_t t = 0; t < sweep.t; ++t)
@@ -75,6 +88,7 @@ void slide_tile(const Sweep& sweep, const T* from, const T* w, T* to) {
         const T* v = w + c * sweep.w_channel + t * sweep.w_t + r * sweep.w_r;
         int64_t left = sweep.s;
         for (; left >= S; left -= S, f += S * L, v += S * w_tap) {
+          if constexpr (Blocked) blocks.expect(sum, S);
           V weight[S];
 #pragma GCC unroll 16
           for (int s = 0; s < S; ++s) weight[s] = load<V>(v + s * w_tap);
@@ -87,31 +101,39 @@ void slide_tile(const Sweep& sweep, const T* from, const T* w, T* to) {
           }
         }
         for (; left > 0; --left, f += L, v += w_tap) {
+          if constexpr (Blocked) blocks.expect(sum, 1);
           const V weight = load<V>(v);
 #pragma GCC unroll 16
           for (int p = 0; p < P; ++p) sum[p] += weight * load<V>(f + p * L);
         }
       }
+  if constexpr (Blocked) blocks.finish(sum);
   for (int p = 0; p < P; ++p) store(to + p * sweep.to_pixel, sum[p]);
 }
 
 template <typename T> using SweepTile = void (*)(const Sweep&, const T*, const T*, T*);
 constexpr int most_slide_taps = 8;
+constexpr int blocked_slide_taps = 4, widest_blocked = 8;  // of long sums: one part at a time
 
-template <typename T, bool Wide, int K, int... P>
+template <typename T, bool Wide, int K, bool Blocked, int... P>
 constexpr auto tile_table(std::integer_sequence<int, P...>) {
-  struct { SweepTile<T> of[sizeof...(P)]; } table = {{sweep_tile<T, Wide, K, P + 1>...}};
+  struct { SweepTile<T> of[sizeof...(P)]; } table = {{sweep_tile<T, Wide, K, P + 1, Blocked>...}};
   return table;
 }
-template <typename T, int S, int... P>
+template <typename T, int S, bool Blocked, int... P>
 constexpr auto slide_table(std::integer_sequence<int, P...>) {
-  struct { SweepTile<T> of[sizeof...(P)]; } table = {{slide_tile<T, P + 1, S>...}};
+  struct { SweepTile<T> of[sizeof...(P)]; } table = {{slide_tile<T, P + 1, S, Blocked>...}};
   return table;
 }
 template <typename T, bool Wide, int K>
-constexpr auto tiles = tile_table<T, Wide, K>(std::make_integer_sequence<int, widest_tile[K]>());
+constexpr auto tiles = tile_table<T, Wide, K, false>(std::make_integer_sequence<int, widest_tile[K]>());
 template <typename T, int S>
-constexpr auto slides = slide_table<T, S>(std::make_integer_sequence<int, widest_slide>());
+constexpr auto slides = slide_table<T, S, false>(std::make_integer_sequence<int, widest_slide>());
+template <typename T, bool Wide>
+constexpr auto blocked_tiles = tile_table<T, Wide, 1, true>(std::make_integer_sequence<int, widest_blocked>());
+template <typename T>
+constexpr auto blocked_slides =
+    slide_table<T, blocked_slide_taps, true>(std::make_integer_sequence<int, widest_blocked>());
 
 template <typename T, bool Wide>
 const SweepTile<T>* sweeping_tiles(int64_t parts) {
@@ -144,6 +166,7 @@ struct BatchJob {
   const int64_t source_lanes;
   int64_t slab_row, slab_plane, slab_pass;  // elements
   int64_t rows_here = 0, rows_pass;
+  bool blocked;  // the sums are long
   Sweep sweep{};
   struct RowStart { int64_t t, r, from, w; } start[most_batch];  // t = 0: no tap reaches the row
 
@@ -157,6 +180,13 @@ struct BatchJob {
     sweep.w_channel = j.weight_from * L;
     sweep.to_channel = j.batch * j.to_box.extent[2] * L;
     rows_pass = j.parts * sweep.to_channel;
+    int64_t longest = j.source_channels * roundings;
+    for (int axis = 0; axis < 3; ++axis) {
+      int64_t taps = 0;
+      for (int64_t i = 0; i < j.phases[axis]; ++i) taps = j.phase[axis][i].taps > taps ? j.phase[axis][i].taps : taps;
+      longest *= taps;
+    }
+    blocked = longest > longest_whole;
   }
 
   // The taps of axis z or y that reach position `at`; moves the row's start to the first of them.
@@ -207,10 +237,15 @@ struct BatchJob {
         sweep.from_s = L;
         sweep.w_s = -sweep.w_s;
       }
-      tiles_of_rows(sliding_tiles<T>(sweep.s), widest_slide, from, w, to, pixels);
+      if (blocked) tiles_of_rows(blocked_slides<T>.of, widest_blocked, from, w, to, pixels);
+      else tiles_of_rows(sliding_tiles<T>(sweep.s), widest_slide, from, w, to, pixels);
       sweep = kept;
       return;
     }
+    for (int64_t part = 0; blocked && part < job.parts; ++part)
+      tiles_of_rows(job.broadcast ? blocked_tiles<T, false>.of : blocked_tiles<T, true>.of, widest_blocked, from,
+                    w + part * sweep.w_to, to + part * sweep.to_channel, pixels);
+    if (blocked) return;
     const int64_t count = (job.parts + most_parts - 1) / most_parts;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t first = job.parts * i / count, parts = job.parts * (i + 1) / count - first;

@@ -116,7 +116,7 @@ CONVGRAD_INLINE void load_runs(const LanePlanes& from, const char* p, int64_t pi
   const int64_t step = from.stride[axis_w], bytes = size_of(from.code.dtype);
   const int64_t whole = E::bytes ? from.planes / L : 0;
   const int64_t run_bytes = from.planes * M * bytes, far = far_bytes / run_bytes, ahead = (far < 2 ? 2 : far) * step;
-  [[maybe_unused]] alignas(64) T run[L * M] = {};
+  [[maybe_unused]] alignas(64) T run[L * M];
   for (int64_t x = 0; x < pixels; ++x, p += step, to += L) {
     for (int64_t at = 0; at < run_bytes; at += 64) __builtin_prefetch(p + ahead + at);
     Vec<T> v[M];
@@ -135,6 +135,7 @@ CONVGRAD_INLINE void load_runs(const LanePlanes& from, const char* p, int64_t pi
           v[m] = count > m * L ? load_part<E>(q + m * L * E::bytes, count - m * L < L ? count - m * L : L) : Vec<T>{};
       } else {
         decode_line(from.code, q, bytes, count, run);
+        for (int i = count; i < L * M; ++i) run[i] = 0;  // an Inf of the block before must meet no lane without a channel
         for (int m = 0; m < M; ++m) v[m] = load<Vec<T>>(run + m * L);
       }
       deinterleave<T, M>(v);

@@ -1,4 +1,5 @@
 // Weight gradient in lane form: tiles of output channels by taps stay in registers while a box of pixels goes by.
+#include "blocked_sums.h"
 #include "lane_weight_box.h"
 
 namespace convgrad::CONVGRAD_ISA {
@@ -90,6 +91,7 @@ struct LaneTiles {
   static constexpr int most_sums = convgrad::CONVGRAD_ISA::most_sums, most_parts = sizeof(T) == 8 ? 1 : 4,
                        most_lines = sizeof(T) == 8 ? 1 : tallest_r;
   static constexpr double latency = 5.5;
+  static constexpr int64_t roundings = 1;
   static VisitTile<T> tile(const LaneWeightGrad& job, int k, int r, int s) {
     return job.x_broadcast    ? shaped<T, x_spread>(k, r, s)
            : job.dy_broadcast ? shaped<T, dy_spread>(k, r, s)
@@ -111,9 +113,13 @@ void sum(const T* slab, int64_t channels, int64_t vectors, T* sums) {
   constexpr int L = lanes_of<T>;
   for (int64_t c = 0; c < channels; ++c, sums += L) {
     Vec<T> part[4] = {};
+    BlockedSums<Vec<T>, 4> blocks;
     int64_t i = 0;
-    for (; i + 4 <= vectors; i += 4, slab += 4 * L)
+    for (; i + 4 <= vectors; i += 4, slab += 4 * L) {
+      blocks.expect(part, 1);
       for (int j = 0; j < 4; ++j) part[j] += load<Vec<T>>(slab + j * L);
+    }
+    blocks.finish(part);
     for (; i < vectors; ++i, slab += L) part[0] += load<Vec<T>>(slab);
     store(sums, load<Vec<T>>(sums) + ((part[0] + part[1]) + (part[2] + part[3])));
   }

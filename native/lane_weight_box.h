@@ -2,7 +2,8 @@
 //
 // A tile has the sums of some parts of dy with some lines of x (rows of taps, of one part of x or of several) through
 // some columns of taps. A kind of tile is a class with the element types `X`, `Dy` and `Sum`, the `most_sums`,
-// `most_parts` and `most_lines` of a tile, the least cycles a step takes (`latency`), and a function `tile`.
+// `most_parts` and `most_lines` of a tile, the least cycles a step takes (`latency`), the roundings of one, and a function
+// `tile`.
 #pragma once
 
 #include "lane_io.h"
@@ -84,20 +85,36 @@ struct BoxJob {
     return (at[0] * job.x_box.extent[1] + at[1]) * x_line + column_at(s);
   }
 
-  // Planes z, rows y, pixels q of the box for the parts and taps from (k, c, t, r, s) on.
+  // Planes z, rows y, pixels q of the box for the parts and taps from (k, c, t, r, s) on. A tile sums some pixels in
+  // registers before it adds them to the sums in memory: no term passes through many roundings (docs/contract.md).
   void visit(TileShape n, int64_t k, int64_t c, int64_t t, int64_t r, int64_t s, Range z, Range y, Range q) {
-    v.planes = (z.high - z.low) * job.images;
-    v.rows = y.high - y.low;
-    v.pixels = q.high - q.low;
-    if (v.planes <= 0 || v.rows <= 0 || v.pixels <= 0) return;
+    const int64_t width = q.high - q.low, planes = (z.high - z.low) * job.images;
+    if (planes <= 0 || y.high <= y.low || width <= 0) return;
     for (int i = 0; i < n.c * n.r; ++i) {
       v.x_line[i] = i / n.r * x_channel + i % n.r * x_line * g.dilation[1];
       v.sum_line[i] = i / n.r * sum_c + i % n.r * sum_r;
     }
     for (int i = 0; i < n.s; ++i) v.x_column[i] = column_at(s + i) - column_at(s);
-    const Dy* dy = static_cast<const Dy*>(job.dy) + k * v.dy_channel + z.low * v.dy_plane + y.low * v.dy_row +
-                   q.low * dy_lanes;
-    const X* x = static_cast<const X*>(job.x) + c * x_channel + x_at(z.low, y.low, t, r, s) + q.low * v.x_pixel;
+    constexpr int64_t longest = 512 / Kind::roundings;  // pixels, or pairs of them
+    const int64_t pixels = width < longest ? width : longest;
+    const int64_t rows = longest / pixels < y.high - y.low ? longest / pixels : y.high - y.low;
+    const int64_t deep = longest / (pixels * rows) < planes ? longest / (pixels * rows) : planes;
+    for (int64_t plane = 0; plane < planes; plane += deep)
+      for (int64_t row = y.low; row < y.high; row += rows)
+        for (int64_t first = q.low; first < q.high; first += pixels) {
+          v.planes = planes - plane < deep ? planes - plane : deep;
+          v.rows = y.high - row < rows ? y.high - row : rows;
+          v.pixels = q.high - first < pixels ? q.high - first : pixels;
+          visit_some(n, k, c, t, r, s, z.low, plane, row, first);
+        }
+  }
+
+  // The pixels from plane z + `plane` (or image `plane`, where there are several), row y and pixel q on.
+  void visit_some(TileShape n, int64_t k, int64_t c, int64_t t, int64_t r, int64_t s, int64_t z, int64_t plane,
+                  int64_t y, int64_t q) {
+    const Dy* dy = static_cast<const Dy*>(job.dy) + k * v.dy_channel + (z + plane) * v.dy_plane + y * v.dy_row +
+                   q * dy_lanes;
+    const X* x = static_cast<const X*>(job.x) + c * x_channel + x_at(z, y, t, r, s) + plane * v.x_plane + q * v.x_pixel;
     Sum* sums = static_cast<Sum*>(job.sums) + k * v.sum_channel + c * sum_c + (t * g.kernel[1] + r) * sum_r + s * L;
     Kind::tile(job, n.k, n.c * n.r, n.s)(v, dy, x, sums);
   }

@@ -1,6 +1,7 @@
 // Depthwise convolutions along a line of pixels: output, input gradient, weight gradient; see line.h.
 #include <utility>
 
+#include "blocked_sums.h"
 #include "lane_elements.h"
 #include "line.h"
 
@@ -20,27 +21,31 @@ CONVGRAD_INLINE void put_pixels(char* to, VecF v, int64_t left, bool stream) {
 }
 
 // Tap after tap for X vectors of pixels.
-template <typename E, int X>
+template <typename E, int X, bool Blocked>
 CONVGRAD_INLINE void short_tile(const LineCorrelation& job, const float* from, const float* w, char* to, int64_t left,
                                 bool stream) {
   VecF sum[X] = {};
   const float* f = from + (job.backwards ? (job.taps - 1) * job.step : 0);
   const int64_t step = job.backwards ? -job.step : job.step, w_step = job.backwards ? -1 : 1;
   const float* tap = w + (job.backwards ? job.taps - 1 : 0);
+  BlockedSums<VecF, X> blocks;
   for (int64_t s = 0; s < job.taps; ++s, f += step, tap += w_step) {
+    if constexpr (Blocked) blocks.expect(sum, 1);
     const VecF weight = splat<VecF>(*tap);
     for (int x = 0; x < X; ++x) sum[x] += weight * load<VecF>(f + x * L);
   }
+  if constexpr (Blocked) blocks.finish(sum);
   for (int x = 0; x < X; ++x)
     if (left > x * L) put_pixels<E>(to + x * L * E::bytes, sum[x], left - x * L, stream);
 }
 
-template <typename E>
+template <typename E, bool Blocked>
 void short_line(const LineCorrelation& job, const float* from, const float* w, char* to, bool stream) {
   int64_t x = 0;
   for (; x + 8 * L <= job.to_size; x += 8 * L)
-    short_tile<E, 8>(job, from + x, w, to + x * E::bytes, job.to_size - x, stream);
-  for (; x < job.to_size; x += 2 * L) short_tile<E, 2>(job, from + x, w, to + x * E::bytes, job.to_size - x, stream);
+    short_tile<E, 8, Blocked>(job, from + x, w, to + x * E::bytes, job.to_size - x, stream);
+  for (; x < job.to_size; x += 2 * L)
+    short_tile<E, 2, Blocked>(job, from + x, w, to + x * E::bytes, job.to_size - x, stream);
 }
 
 #if CONVGRAD_VECTOR_BYTES == 64
@@ -136,7 +141,8 @@ void correlate(const LineCorrelation& job) {
     const bool many = job.step == 1 && job.taps >= fewest_long_taps && job.taps <= most_long;
     if (many && long_line<E>(job, line, w, to, stream)) continue;
 #endif
-    short_line<E>(job, line, w, to, stream);
+    if (job.taps > longest_whole) short_line<E, true>(job, line, w, to, stream);
+    else short_line<E, false>(job, line, w, to, stream);
   }
 #if CONVGRAD_VECTOR_BYTES == 64
   if (job.stream) _mm_sfence();
@@ -149,7 +155,11 @@ CONVGRAD_INLINE float across(VecF v) {
   return sum;
 }
 
+// Longer lines are summed by halves: no term passes through many roundings.
+constexpr int64_t longest_line = 128 * 4 * L;
+
 [[maybe_unused]] float dot(const float* a, const float* b, int64_t n) {
+  if (n > longest_line) return dot(a, b, n / 2) + dot(a + n / 2, b + n / 2, n - n / 2);
   VecF sum[8] = {};
   int64_t i = 0;
   for (; i + 8 * L <= n; i += 8 * L)
@@ -161,6 +171,7 @@ CONVGRAD_INLINE float across(VecF v) {
 }
 
 float total(const float* a, int64_t n) {
+  if (n > longest_line) return total(a, n / 2) + total(a + n / 2, n - n / 2);
   VecF sum[4] = {};
   int64_t i = 0;
   for (; i + 4 * L <= n; i += 4 * L)
@@ -173,6 +184,7 @@ float total(const float* a, int64_t n) {
 #if defined(__AVX512BF16__)
 // Of bf16 as they are stored: two pixels of both lines in one product.
 float dot_pairs(const char* a, const char* b, int64_t n) {
+  if (n > longest_line) return dot_pairs(a, b, n / 2) + dot_pairs(a + n / 2 * 2, b + n / 2 * 2, n - n / 2);
   __m512 sum[4] = {};
   int64_t i = 0;
   const auto add = [&](int j, __m512i x, __m512i y) __attribute__((always_inline)) {

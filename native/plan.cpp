@@ -102,8 +102,10 @@ Plan choose_plan(const Problem& problem) {
   Planner winner = nullptr;
   std::string reasons;
   std::vector<std::string> asked;
+  const bool plain = problem.wrt != wrt_bias && beyond_planning(problem);
   for (const Family& family : families) {
     std::string why_not;
+    if (plain && family.plan != plan_plain) continue;
     std::optional<Plan> plan = family.plan(alone, why_not);
     if (!plan) {
       reasons += std::string(reasons.empty() ? "" : "; ") + family.name + " " + why_not;

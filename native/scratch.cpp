@@ -1,6 +1,7 @@
 // Kept workspaces, see scratch.h.
 #include "scratch.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <cstdlib>
@@ -25,10 +26,16 @@ struct Kept {
   std::vector<Block> blocks;
   int64_t bytes = 0;
 };
+// Made when the module is loaded. A fork waits until no thread holds the mutex: in the child, where only the forking
+// thread lives on, nobody else would ever unlock it.
 Kept& kept() {
-  static Kept* const all = new Kept;
+  static Kept* const all = [] {
+    pthread_atfork([] { kept().mutex.lock(); }, [] { kept().mutex.unlock(); }, [] { kept().mutex.unlock(); });
+    return new Kept;
+  }();
   return *all;
 }
+[[maybe_unused]] Kept& made_at_load = kept();
 
 }  // namespace
 

@@ -29,12 +29,16 @@
 namespace convgrad {
 namespace {
 
+thread_local Interruptible* current_watch = nullptr;
+constexpr auto pause_between_questions = std::chrono::milliseconds(50);
+
 struct Job {
   void (*body)(void*, int64_t, int);
   void* context;
   int helpers_wanted;
   std::atomic<int> joined{0};   // helpers that ever joined: their slots are 1, 2, …
   std::atomic<int> working{0};  // helpers inside the job now
+  Interruptible* const watch = current_watch;
 
   // The tasks of one slot that have not been started.
   struct alignas(64) Run {
@@ -61,8 +65,10 @@ struct Job {
     for (int i = 0; i <= helpers_wanted; ++i) {
       Run& run = runs[(slot + i) % (helpers_wanted + 1)];
       if (run.done()) continue;
-      for (int64_t task; (task = run.next.fetch_add(1, std::memory_order_relaxed)) < run.last;)
+      for (int64_t task; (task = run.next.fetch_add(1, std::memory_order_relaxed)) < run.last;) {
+        if (watch && watch->stops(watch == current_watch)) return;
         body(context, task, slot);
+      }
     }
   }
 };
@@ -224,12 +230,29 @@ void parallel_for(int64_t tasks, int threads, void (*body)(void*, int64_t, int),
   if (tasks <= 0) return;
   const int helpers = int(std::min<int64_t>(std::min(threads, max_threads), tasks)) - 1;
   if (helpers <= 0) {
-    for (int64_t task = 0; task < tasks; ++task) body(context, task, 0);
+    for (int64_t task = 0; task < tasks && !(current_watch && current_watch->stops(true)); ++task)
+      body(context, task, 0);
     return;
   }
   Job job(body, context, tasks, helpers);
   if (!current_executor) return pool().run(job);
   current_executor->run(helpers + 1, [](void* job, int slot) { static_cast<Job*>(job)->work(slot); }, &job);
+}
+
+Interruptible::Interruptible(bool (*asked)())
+    : asked_(asked), outer_(current_watch), next_(std::chrono::steady_clock::now() + pause_between_questions) {
+  current_watch = this;
+}
+Interruptible::~Interruptible() { current_watch = outer_; }
+
+bool Interruptible::stops(bool owner) {
+  if (given_up()) return true;
+  if (!owner) return false;
+  const auto now = std::chrono::steady_clock::now();
+  if (now < next_) return false;
+  next_ = now + pause_between_questions;
+  if (asked_()) given_up_.store(true, std::memory_order_relaxed);
+  return given_up();
 }
 
 ExecutorScope::ExecutorScope(Executor* executor) : outer_(current_executor) { current_executor = executor; }

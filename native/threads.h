@@ -2,6 +2,8 @@
 // takes part, so nothing can deadlock.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 
 namespace convgrad {
@@ -34,6 +36,25 @@ class ExecutorScope {
 
  private:
   Executor* const outer_;
+};
+
+// While it lives, the loops of the thread that made it can be given up: between two tasks, every 50 milliseconds at most,
+// that thread asks, and when the answer is yes no further task of this loop and of those that follow is begun. What the
+// tasks were to write is then undefined.
+class Interruptible {
+ public:
+  explicit Interruptible(bool (*asked)());
+  ~Interruptible();
+  Interruptible(const Interruptible&) = delete;
+  bool given_up() const { return given_up_.load(std::memory_order_relaxed); }
+  // Whether to begin no further task; `owner`: this is the thread that may ask.
+  bool stops(bool owner);
+
+ private:
+  bool (*const asked_)();
+  Interruptible* const outer_;
+  std::atomic<bool> given_up_{false};
+  std::chrono::steady_clock::time_point next_;
 };
 
 // The same for a lambda `void(int64_t task, int slot)`.

@@ -120,6 +120,11 @@ int torch_threads() {
   return torch->open_mp.found() ? torch->open_mp.max_threads() : 0;
 }
 
+int threads_for_torch() {
+  const int torch = torch_threads();
+  return torch > 0 ? std::min(torch, get_threads()) : get_threads();
+}
+
 const char* torch_team_name() {
   Executor* const team = torch_team();
   return !team ? "" : team == &loaded_torch()->parallel_for ? "torch_parallel_for" : "GOMP_parallel";

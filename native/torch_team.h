@@ -13,6 +13,9 @@ Executor* torch_team();
 // torch.get_num_threads() of the calling thread; 0 where torch is not loaded or does not say.
 int torch_threads();
 
+// Threads for a call on torch tensors: as many as torch would use, and no more than we have been told to.
+int threads_for_torch();
+
 // How the team is entered: "torch_parallel_for", "GOMP_parallel", or "" where torch_team() is null.
 const char* torch_team_name();
 

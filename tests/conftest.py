@@ -9,6 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# The same examples every time, in every clone, however busy the machine is.
+settings.register_profile("the same every time", derandomize=True, deadline=None, database=None)
+settings.load_profile("the same every time")
 
 
 def _gpu_is_here() -> bool:
@@ -31,7 +36,20 @@ refused: Counter[tuple[str, str]] = Counter()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--require", default="native", help="backends and packages, comma-separated, without which the "
+                     "run fails instead of leaving their tests out (default: %(default)s)")
     parser.addoption("--seed", type=int, default=0, help="seed of the random operands; printed by failing tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A backend that does not load must not look like a green run: its tests would all be skipped."""
+    if hasattr(config, "workerinput"):  # of pytest-xdist, whose first process has asked already
+        return
+    for name in filter(None, config.getoption("--require").split(",")):
+        why = oracle.states().get(name) if name in oracle.states() else \
+            None if importlib.util.find_spec(name) is not None else "it is not installed"
+        if why is not None:
+            raise pytest.UsageError(f"{name} is required (--require), but {why}")
 
 
 @pytest.fixture

@@ -17,22 +17,20 @@ import numpy as np
 from refusals import expected_refusal
 
 from convgrad import Plan, Problem, Unsupported, plan
+from convgrad.guarded import Arena, View
 from convgrad.machine import backend_states
-from convgrad.numbers import FORMATS, decode, encode, storage_dtype
-from convgrad.problem import SPATIAL_LETTERS, axis_order
+from convgrad.numbers import FORMATS, decode
 from convgrad.verify import (
-    POISON,
     exact_results,
     integer_operands,
     magnitudes,
     real_operands,
+    special_operands,
     wrong_bits,
     wrong_bound,
 )
 
 Array = np.ndarray[Any, Any]
-CANARY = 0xC5
-GUARD_BYTES = 192
 # How an array lies in memory: every test of a backend should see each of them.
 STYLES = ("contiguous", "offset", "gaps", "reversed")
 
@@ -73,48 +71,14 @@ def as_problem(problem: Problem | str, backend: str) -> Problem:
     return problem.with_(device="cuda") if backend == "triton" else problem
 
 
-class Guarded:
-    """An array between canaries. `view` has canonical axis order; memory has the problem's layout and a style."""
-
-    def __init__(self, shape: tuple[int, ...], format_name: str, order: tuple[int, ...], style: str) -> None:
-        dtype = storage_dtype(format_name)
-        size = dtype.itemsize
-        stored = [0] * len(shape)  # the shape in memory order
-        for axis, place in enumerate(order):
-            stored[place] = shape[axis]
-        gap = 2 if style == "gaps" else 1
-        steps, total = [0] * len(stored), gap
-        for place in reversed(range(len(stored))):
-            steps[place] = total
-            total *= max(1, stored[place]) * gap
-        start = GUARD_BYTES + (size if style == "offset" else 0)
-        self.raw = np.full(start + total * size + GUARD_BYTES, CANARY, np.uint8)
-        self.strides = tuple(steps[place] for place in order)  # in elements, before any reversal
-        self.shape, self.start, self.dtype, self.format = shape, start, dtype, format_name
-        self.view: Array = np.ndarray(shape, dtype, self.raw, start, tuple(step * size for step in self.strides))
-        if style == "reversed":
-            self.view = self.view[(slice(None, None, -1),) * len(shape)]
-
-    def fill(self, values: Array) -> None:
-        self.view[...] = values
-
-    def snapshot(self) -> Array:
-        """All bytes with this array's elements blanked: equal before and after a run, or something else was hit."""
-        kept, outside = self.view.copy(), self.raw
-        self.view[...] = np.zeros((), self.dtype)
-        copy = outside.copy()
-        self.view[...] = kept
-        return copy
-
-
-def axis_orders(problem: Problem, name: str) -> tuple[int, ...]:
-    """Positions of the canonical axes of an operand or result in the problem's layouts."""
-    if name == "bias":
-        return (0,)
-    axes = problem.conv.axes
-    if name == "weight":
-        return axis_order(problem.weight_layout or "OI" + SPATIAL_LETTERS[axes], axes, weights=True)
-    return axis_order(problem.layout or "NC" + SPATIAL_LETTERS[axes], axes)
+def views_of(style: str, problem: Problem) -> list[View]:
+    """The views of operands and results in which all axes lie alike."""
+    if problem.device == "cuda" and style == "reversed":  # torch tensors have no negative strides
+        style = "gaps"
+    ranks = [problem.conv.axes + 2] * len(problem.operands)
+    ranks += [len(problem.conv.shape_of(wrt)) for wrt in problem.results]
+    return [View(offset=style == "offset", gaps=tuple(range(rank)) if style == "gaps" else (),
+                 flipped=tuple(range(rank)) if style == "reversed" else ()) for rank in ranks]
 
 
 def planned(problem: Problem, backend: str, **options: Any) -> Plan | None:
@@ -141,52 +105,12 @@ def run_guarded(problem: Problem | str, backend: str, operands: dict[str, Array]
     chosen = planned(problem, backend, **options)
     if chosen is None:
         return None
-    if backend == "triton" and style == "reversed":  # torch tensors have no negative strides
-        style = "gaps"
-    inputs, outputs = [], []
-    for name in problem.operands:
-        array = Guarded(problem.shape_of_operand(name), problem.dtype, axis_orders(problem, name), style)
-        array.fill(operands[name])
-        inputs.append(array)
-    for wrt in problem.results:
-        array = Guarded(problem.conv.shape_of(wrt), problem.out_dtype, axis_orders(problem, wrt), style)
-        array.fill(encode(np.full(array.shape, POISON[problem.out_dtype]), problem.out_dtype))
-        outputs.append(array)
-    # Bytes, at an odd address; on a GPU memory is handed out in aligned blocks.
-    workspace = Guarded((chosen.workspace_bytes,), "hifloat8", (0,), "contiguous" if backend == "triton" else "offset")
-    before = [array.raw.copy() for array in inputs] + [array.snapshot() for array in outputs]
-    guards = workspace.snapshot()
-    execute(chosen, backend, inputs, [operands[name] for name in problem.scales], outputs, workspace)
-    after = [array.raw for array in inputs] + [array.snapshot() for array in outputs]
-    names = [*problem.operands, *(f"the {wrt} result" for wrt in problem.results)]
-    for name, old, new in zip(names, before, after, strict=True):
-        assert np.array_equal(old, new), f"'{problem}' ({style}): bytes of or around {name} changed"
-    assert np.array_equal(guards, workspace.snapshot()), f"'{problem}' ({style}): bytes around the workspace changed"
-    return tuple(array.view.copy(order="C") for array in outputs)
-
-
-def execute(chosen: Plan, backend: str, inputs: list[Guarded], scales: list[Array], outputs: list[Guarded],
-            workspace: Guarded) -> None:
-    """Run the plan on the views themselves, or on tensors with the same bytes and strides for a GPU backend."""
-    if backend != "triton":
-        chosen.run((*(a.view for a in inputs), *map(float, scales)), tuple(a.view for a in outputs), workspace.view)
-        return
-    import torch
-
-    device = "cpu" if interpreted(backend) else "cuda"
-    bytes_of = {id(a): torch.from_numpy(a.raw).to(device) for a in (*inputs, *outputs, workspace)}
-
-    def tensor(array: Guarded) -> Any:
-        body = bytes_of[id(array)][array.start:-GUARD_BYTES]
-        dtype = torch.uint8 if array.format == "hifloat8" else getattr(torch, array.format)
-        if array.start % array.dtype.itemsize == 0:
-            return body.view(dtype).as_strided(array.shape, array.strides)
-        raise AssertionError("tensors start at a multiple of their element size")
-
-    chosen.run((*(tensor(a) for a in inputs), *(torch.from_numpy(scale).to(device) for scale in scales)),
-               tuple(tensor(a) for a in outputs), tensor(workspace))
-    for array in (*inputs, *outputs, workspace):
-        array.raw[...] = bytes_of[id(array)].cpu().numpy()
+    arena = Arena(problem, operands, views_of(style, problem), chosen.workspace_bytes)
+    inputs, outputs, workspace, collect = arena.lend()
+    chosen.run((*inputs, *arena.scales(operands)), tuple(outputs), workspace)
+    collect()
+    arena.check()
+    return arena.results()
 
 
 def check(problem: Problem | str, backend: str, operands: dict[str, Array],
@@ -220,14 +144,8 @@ def check_bound(problem: Problem | str, backend: str, *, seed: int = 0, positive
 def check_nonfinite(problem: Problem | str, backend: str, *, seed: int = 0, spots: int = 2, **options: Any) -> bool:
     """A few Inf and NaN among integer operands reach exactly the results whose sums contain them."""
     problem = as_problem(problem, "reference")
-    random = np.random.default_rng(seed)
-    operands = integer_operands(problem, seed, thin=False)
+    operands = special_operands(problem, seed, spots)
     spoiled = {name: decode(operands[name], problem.dtype) for name in problem.operands}
-    for values in spoiled.values():
-        if values.size:
-            places = random.choice(values.size, min(spots, values.size), replace=False)
-            values.flat[places] = random.choice([np.inf, -np.inf, np.nan], len(places))  # NaN in a format without Inf
-    operands |= {name: encode(values, problem.dtype) for name, values in spoiled.items()}
     results = run_guarded(problem, backend, operands, **options)
     if results is None:
         return False

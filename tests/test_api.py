@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -253,3 +254,26 @@ def test_sketches(conv: str, axis: int, expected: list[str]) -> None:
 def test_a_long_sketch_is_cut() -> None:
     text = str(convgrad.explain("conv f32 n1 c1 k1 i5000 w3 s7 d900", backend="reference"))
     assert max(map(len, text.splitlines())) < 120 and "…" in text and "..." in text
+
+
+class Pair(Sequence[int]):
+    """A sequence whose repr says nothing about what it holds."""
+
+    def __init__(self, *values: int) -> None:
+        self.values = values
+
+    def __repr__(self) -> str:
+        return "a pair"
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.values[place]
+
+
+def test_sequences_of_any_type_are_told_apart_by_their_values() -> None:
+    """They were told apart by their repr: the second call was prepared with the first one's stride."""
+    x, w = np.ones((1, 1, 9, 9), np.float32), np.ones((1, 1, 3, 3), np.float32)
+    shapes = [convgrad.conv(x, w, stride=Pair(*stride), backend="reference").shape for stride in ((1, 2), (2, 1))]
+    assert shapes == [(1, 1, 7, 4), (1, 1, 4, 7)]

@@ -107,7 +107,7 @@ bad(ValueError, "padding[0] must be at least 0, got -1", lambda: conv(padding=((
 bad(ValueError, "padding[1] must be (low, high), got (1, 2, 3)", lambda: conv(padding=((0, 1), (1, 2, 3))))
 bad(ValueError, "padding must have one value or one (low, high) pair per spatial axis (2), got 3: (1, 1, 1)",
     lambda: conv(padding=(1, 1, 1)))
-bad(ValueError, "padding='same' is none of 'valid', 'same_upper', 'same_lower'", lambda: conv(padding="same"))
+bad(ValueError, "padding='full' is none of 'valid', 'same', 'same_upper', 'same_lower'", lambda: conv(padding="full"))
 bad(TypeError, "padding must be an integer, one integer or one (low, high) pair per axis, or a word, got 0.5",
     lambda: conv(padding=0.5))
 bad(TypeError, "padding[0] must be an integer, got 'a' (str)", lambda: conv(padding=("a", 1)))
@@ -125,6 +125,14 @@ bad(TypeError, "input_size must be an integer or one integer per axis, got None"
 bad(ValueError, "kernel_size[0] must be at least 1, got 0", lambda: weight_grad(size=(0, 3)))
 bad(ValueError, "kernel_size[1] must be at least 1, got 0", lambda: conv(w=f32(4, 6, 3, 0)))
 bad(TypeError, "kernel_size must be an integer or one integer per axis, got '33'", lambda: weight_grad(size="33"))
+
+bad(TypeError, "padding must be an integer, one integer or one (low, high) pair per axis, or a word, got b'11'",
+    lambda: conv(padding=b"11"))
+bad(TypeError, "padding[1] must be an integer, got b'12' (bytes)", lambda: conv(padding=(0, b"12")))
+bad(TypeError, "stride must be an integer or one integer per axis, got bytearray(b'\\x01\\x01')",
+    lambda: conv(stride=bytearray((1, 1))))
+bad(TypeError, "stride must be an integer or one integer per axis, got <class 'numpy.float32'>",
+    lambda: conv(stride=np.float32))
 
 # --- layouts ----------------------------------------------------------------------------------------------------------
 bad(ValueError, "layout='NHCX' is not an order of the axes 'NCHW' (2 spatial)", lambda: conv(layout="NHCX"))
@@ -154,6 +162,13 @@ bad(TypeError, "input is uint8; say dtype='hifloat8' (or an 8-bit float format) 
 bad(TypeError, "input is uint8, so dtype must be one of the 8-bit formats float8_e4m3fn, float8_e5m2, hifloat8, "
     "got dtype='float32'", lambda: conv(X.astype(np.uint8), W.astype(np.uint8), dtype="float32"))
 bad(TypeError, "input has dtype float32, but dtype='hifloat8' was asked for", lambda: conv(dtype="hifloat8"))
+bad(TypeError, "dtype must be a string, got <class 'numpy.float32'>", lambda: conv(dtype=np.float32))
+bad(TypeError, "dtype must be a string, got ['f32']", lambda: conv(dtype=["f32"]))
+bad(TypeError, "out_dtype must be a string, got {}", lambda: conv(out_dtype={}))
+bad(TypeError, "compute must be a string, got []", lambda: conv(compute=[]))
+bad(TypeError, "layout must be a string such as 'NCHW', got {}", lambda: conv(layout={}))
+bad(TypeError, f"out_dtype=['float32'] is none of {KNOWN}",
+    lambda: Problem(Conv(1, 1, 1, (1,), (1,)), out_dtype=["float32"]))  # type: ignore[arg-type]
 bad(TypeError, f"out_dtype='int8' is none of {KNOWN}", lambda: conv(out_dtype="int8"))
 bad(ValueError, f"compute='fp4' is none of {MODES}", lambda: conv(compute="fp4"))
 bad(ValueError, "compute='fp8' does not go with float32 operands: it takes float8_e4m3fn or float8_e5m2 as it is and "
@@ -164,9 +179,6 @@ bad(ValueError, "compute='tf32' does not go with float64 operands: float64 data 
     "f32 or less", lambda: conv(X.astype(np.float64), W.astype(np.float64), compute="tf32"))
 
 # --- transposed convolutions ------------------------------------------------------------------------------------------
-bad(ValueError, "output_padding[0]=1 must be less than stride[0]=1", lambda: transpose(output_padding=1))
-bad(ValueError, "output_padding[1]=2 must be less than stride[1]=2",
-    lambda: transpose(stride=(3, 2), output_padding=(2, 2)))
 bad(ValueError, "output_padding must be at least 0, got -1", lambda: transpose(output_padding=-1))
 bad(ValueError, "weight has 5 input channels, but the input has 4", lambda: transpose(w=f32(5, 6, 3, 3)))
 bad(ValueError, "groups=3 does not divide in_channels=4", lambda: transpose(groups=3))
@@ -182,6 +194,12 @@ bad(ValueError, "grad_output has shape (2, 6, 8, 8), but the output of this tran
 bad(ValueError, "output_mask must have three values (input, weight, bias), got 2",
     lambda: backward(output_mask=(True, False)))
 bad(TypeError, "output_mask must have three values (input, weight, bias), got True", lambda: backward(output_mask=True))
+bad(TypeError, "output_mask must have three bools (input, weight, bias), got 'abc'",
+    lambda: backward(output_mask="abc"))
+bad(TypeError, "output_mask must have three bools (input, weight, bias), got (1, 2, 0)",
+    lambda: backward(output_mask=(1, 2, 0)))
+bad(ValueError, f"scales['input'] must be positive and finite as a float32, got {10**400}",
+    lambda: conv(scales={"input": 10**400}))
 bad(ValueError, "backend='cudnn' is none of native, triton, reference",
     lambda: convgrad.conv(X, W, backend="cudnn"))
 bad(TypeError, "backend must be a string, got 3", lambda: convgrad.conv(X, W, backend=3))  # type: ignore[arg-type]
@@ -231,6 +249,19 @@ bad(ValueError, "axis=2 is not one of the 2 spatial axes (0 to 1, or negative)",
     lambda: convgrad.explain("conv f32 n1 c1 k1 i5x5 w3x3", backend="reference", axis=2))
 
 
+# --- a mask that asks for nothing is no reason to accept anything ----------------------------------------------------
+NONE = (False, False, False)
+bad(ValueError, "backend='vulkan' is none of native, triton, reference",
+    lambda: convgrad.conv_backward(DY, X, W, output_mask=NONE, backend="vulkan"))
+bad(ValueError, "num_threads must be at least 1, got -4", lambda: backward(output_mask=NONE, num_threads=-4))
+bad(TypeError, "input has dtype float32, but dtype='float16' was asked for",
+    lambda: convgrad.conv_transpose_backward(X, DY, W, output_mask=NONE, dtype="float16"))
+bad(ValueError, f"compute='int4' is none of {MODES}", lambda: backward(output_mask=NONE, compute="int4"))
+bad(TypeError, "workspace must be a 1-D uint8 numpy array, got int", lambda: backward(output_mask=NONE, workspace=64))
+bad(ValueError, "scales['x']: the tensors of this call are grad_output, input, weight, input_grad, weight_grad, "
+    "bias_grad", lambda: backward(output_mask=NONE, scales={"x": 2.0}))
+
+
 @pytest.mark.parametrize("case", BAD, ids=lambda case: case.sentence[:60])
 def test_sentence(case: Bad) -> None:
     with pytest.raises(case.error) as caught:
@@ -267,6 +298,8 @@ BAD_OUTS: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (ValueError, "out has shape (2, 4, 6, 8), but the result has shape (2, 4, 6, 7)", lambda: f32(2, 4, 6, 8)),
     (ValueError, "out has shape (336,), but the result has shape (2, 4, 6, 7)", lambda: f32(336)),
     (ValueError, "out is read-only", read_only),
+    (TypeError, "out is a masked array: a result has no mask; pass out.data",
+     lambda: np.ma.masked_array(np.zeros((2, 4, 6, 7), np.float32))),
     (ValueError, "out overlaps input in memory", lambda: X.reshape(-1)[:336].reshape(2, 4, 6, 7)),
     (ValueError, "out has elements that overlap each other (strides (0, 168, 28, 4), shape (2, 4, 6, 7))",
      lambda: np.lib.stride_tricks.as_strided(np.zeros(500, np.float32), (2, 4, 6, 7), (0, 168, 28, 4))),

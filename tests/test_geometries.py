@@ -22,7 +22,7 @@ def chosen_geometries(backend: str, every: int = 1, start: int = 0) -> list[Prob
     """All geometries, some of them for a GPU, or the few small ones that an interpreted backend can run."""
     if oracle.interpreted(backend):
         small = [problem for problem in GEOMETRIES if oracle.elements(problem) <= INTERPRETED_LIMIT]
-        return small[start % 40::40 * every]
+        return small[start % 80::80 * every]
     if backend == "reference":  # judged by itself here, by the index formula in test_reference.py
         every *= 4
     every *= oracle.one_in(backend)

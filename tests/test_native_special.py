@@ -227,9 +227,10 @@ def test_bf16_taps_in_pairs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_layouts_agree_bit_by_bit(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order of a depthwise f32 sum does not depend on where the operands lie."""
+    """The order of a depthwise f32 sum of up to 512 taps does not depend on where the operands lie; longer ones are cut
+    into blocks, by every kernel in its own way."""
     force("grouped", monkeypatch)
-    for text in (DEPTHWISE[0], DEPTHWISE[2], DEPTHWISE[3], DEPTHWISE[5], DEPTHWISE[8], DEPTHWISE[12]):
+    for text in (DEPTHWISE[0], DEPTHWISE[2], DEPTHWISE[3], DEPTHWISE[8], DEPTHWISE[12], DEPTHWISE[13]):
         for result in ("conv", "input_grad"):
             first = asked(result, "f32", text)
             operands = real_operands(first, seed)
@@ -320,3 +321,12 @@ for place, (family, text) in enumerate(special.CASES):
     if done.returncode == 77:
         pytest.skip(f"this machine does not run {level}")
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.skipif(not _native.isa_available("avx512"), reason="this CPU cannot run avx512")
+def test_two_wide_fmas_make_dense_products_the_cheaper_ones() -> None:
+    text = "weight_grad f32 n4 c64 k64 i8x8x8 w3x3x3 p1x1x1"
+    script = f"import convgrad; print(convgrad.plan({text!r}, backend='native').kernel)"
+    found = subprocess.run([sys.executable, "-c", script], env=os.environ | {"CONVGRAD_ISA": "avx512"}, check=True,
+                           capture_output=True, text=True)
+    assert found.stdout.startswith("gemm_f32")

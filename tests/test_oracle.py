@@ -9,10 +9,11 @@ import oracle
 import pytest
 import refusals
 
-from convgrad import Plan, Problem, Unsupported
+from convgrad import Plan, Problem, Unsupported, guarded
 from convgrad.backends import reference
 from convgrad.numbers import decode, encode
 from convgrad.problem import DTYPES
+from convgrad.verify import POISON
 
 PROBLEM = "input_grad f32 n2 c4 k6 i7x5 w3x2 s2x1 p1:2x0 d1x2 g2 NHWC HWIO"
 
@@ -45,12 +46,12 @@ def harm_operand(operands: Any, results: Any, workspace: Any) -> None:
 
 
 def harm_gap(operands: Any, results: Any, workspace: Any) -> None:
-    flat = np.ndarray(1, results[0].dtype, results[0].base, results[0].base.nbytes - oracle.GUARD_BYTES)
+    flat = np.ndarray(1, results[0].dtype, results[0].base, results[0].base.nbytes - guarded.GUARD_BYTES)
     flat[0] = 0
 
 
 def harm_workspace(operands: Any, results: Any, workspace: Any) -> None:
-    np.ndarray(1, np.uint8, workspace.base, workspace.base.nbytes - oracle.GUARD_BYTES)[0] = 0
+    np.ndarray(1, np.uint8, workspace.base, workspace.base.nbytes - guarded.GUARD_BYTES)[0] = 0
 
 
 @pytest.mark.parametrize("harm", [harm_result, harm_last_bit, harm_operand, harm_gap, harm_workspace])
@@ -62,7 +63,7 @@ def test_a_harm_is_seen(monkeypatch: pytest.MonkeyPatch, harm: Any) -> None:
 
 
 def test_an_unwritten_element_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    spoil(monkeypatch, lambda operands, results, workspace: results[0].fill(oracle.POISON["float32"]))
+    spoil(monkeypatch, lambda operands, results, workspace: results[0].fill(POISON["float32"]))
     for check in (oracle.check_exact, oracle.check_bound, oracle.check_nonfinite):
         with pytest.raises(AssertionError):
             check(PROBLEM, "reference")
@@ -99,7 +100,7 @@ def test_an_unexpected_refusal_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_poison_is_exact_and_integers_are_kept(name: str) -> None:
-    poison = oracle.POISON[name]
+    poison = POISON[name]
     assert decode(encode(np.array([poison]), name), name)[0] == poison
     integers = np.arange(-2.0, 3.0)
     assert np.array_equal(decode(encode(integers, name), name), integers)

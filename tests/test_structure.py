@@ -52,16 +52,17 @@ def family(module: str, group: str) -> str | None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_go_one_way(module: str) -> None:
-    """api, front ends -> plan -> backends -> problem, numbers, scaled; these two kinds do not see each other."""
+    """api, front ends -> plan -> backends -> problem, numbers, scaled, checks; front ends and backends are apart."""
     ours = {name for name in imports_of(module) if name.startswith("convgrad")}
     if module == "convgrad.problem":
         assert not ours
-    elif module in ("convgrad.numbers", "convgrad.scaled"):
-        assert ours <= {"convgrad.problem"}
+    elif module in ("convgrad.numbers", "convgrad.scaled", "convgrad.checks"):
+        assert ours <= {"convgrad.problem", "convgrad.checks"}
     elif module == "convgrad.plan":
-        assert ours <= {"convgrad.problem"}  # backends are named in a table and imported when asked for
+        # backends are named in a table and imported when asked for
+        assert ours <= {"convgrad.problem", "convgrad.checks"}
     elif family(module, "backends"):
-        below = ("", "._native", ".backends", ".problem", ".numbers", ".scaled")
+        below = ("", "._native", ".backends", ".problem", ".numbers", ".scaled", ".checks")
         for name in ours - {f"convgrad{part}" for part in below}:
             assert family(name, "backends") == family(module, "backends"), f"{module} imports {name}"
     elif family(module, "frontends"):
@@ -88,21 +89,17 @@ def test_frameworks_are_imported_only_where_they_belong(package: str) -> None:
 
 
 def test_import_is_fast_and_light() -> None:
-    """Under 150 ms of processor time with numpy; a busy machine stretches it, so the best of several runs counts."""
-    script = ("import json, sys, time; start = time.process_time(); import convgrad; "
-              "print(json.dumps([time.process_time() - start, list(sys.modules)]))")
-    times = []
-    for _ in range(20):
-        answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-        seconds, loaded = json.loads(answer.stdout)
-        times.append(seconds)
-        assert not LAZY & {name.partition(".")[0] for name in loaded}
-        if seconds < 0.150:
-            return
-    raise AssertionError(f"import convgrad took {times} seconds")
+    """Few modules beside numpy's, about a millisecond each: a number that no busy machine changes."""
+    script = ("import json, sys, numpy; before = set(sys.modules); import convgrad; "
+              "print(json.dumps([list(sys.modules), list(set(sys.modules) - before)]))")
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded, ours = json.loads(answer.stdout)
+    assert not LAZY & {name.partition(".")[0] for name in loaded}
+    assert len(ours) < 60, f"import convgrad loads {sorted(ours)}"
 
 
-DOCUMENTED = ["convgrad.api", "convgrad.plan", "convgrad.explain", "convgrad.problem", "convgrad.numbers"]
+DOCUMENTED = ["convgrad.api", "convgrad.plan", "convgrad.explain", "convgrad.problem", "convgrad.numbers",
+              "convgrad.tile.boxes", "convgrad.tile.gradients"]
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)

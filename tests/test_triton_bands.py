@@ -11,9 +11,11 @@ import pytest
 from triton_here import channels_last, integers_and_results, needs_gpu, torch
 
 from convgrad.backends.triton import band_plans, band_tiles, block_plans
-from convgrad.backends.triton.candidates import choice_of
+from convgrad.backends.triton.candidates import candidates
 from convgrad.backends.triton.geometry import geometry
+from convgrad.backends.triton.gpu import H200
 from convgrad.backends.triton.plans import make_plan
+from convgrad.backends.triton.registry import query_of
 from convgrad.plan import plan
 from convgrad.problem import Problem
 
@@ -52,7 +54,7 @@ def place(tile: int, walk: band_tiles.Walk, band: band_tiles.Band) -> tuple[int,
 
 
 def bands(kind: str, geo: object) -> list[band_tiles.Band]:
-    found = [band for band in band_tiles.options(kind, geo, None, False) if band.J]  # type: ignore[arg-type]
+    found = [band for band in band_tiles.options(kind, geo, None, False, H200) if band.J]  # type: ignore[arg-type]
     found.sort(key=lambda band: band.seconds)
     return found[:1] + found[len(found) // 2:len(found) // 2 + 1] + found[-1:]
 
@@ -80,7 +82,7 @@ def weight_by_bands(dy: np.ndarray, x: np.ndarray, geo: object, band: band_tiles
     xs = as_strips(x.reshape(x.shape[0], *geo.x), band.BB, walk.split)  # type: ignore[attr-defined]
     size = (16 // band.BB, band.BB)
     dw = np.zeros((k0, k1, k2))
-    for begin, end in band_tiles.runs_of("weight", walk, band, 1).bounds(walk.tiles * walk.steps):
+    for begin, end in band_tiles.runs_of("weight", walk, band, 1, H200).bounds(walk.tiles * walk.steps):
         for plane in range(k0):
             for first in range(0, k1, band.LINES):
                 start = begin - min(begin % walk.steps, band.LINES - 1)
@@ -122,10 +124,10 @@ def test_short_runs_share_the_last_tiles(text: str) -> None:
     band = band_tiles.Band(J=1, V=2, LINES=geo.kernel[1], STAGES=2, BB=4, splits=1000)
     walk = band_tiles.walk_of("input", geo, band, False)
     for sets in range(1, 60):
-        runs = band_tiles.runs_of("input", walk, band, sets)
+        runs = band_tiles.runs_of("input", walk, band, sets, H200)
         bounds = runs.bounds(walk.tiles * walk.steps)
         assert [end for _, end in bounds] == [*(begin for begin, _ in bounds[1:]), walk.tiles * walk.steps]
-    found = {sets: band_tiles.runs_of("input", walk, band, sets) for sets in range(1, 60)}
+    found = {sets: band_tiles.runs_of("input", walk, band, sets, H200) for sets in range(1, 60)}
     sets = next(sets for sets, runs in found.items() if runs.long < runs.count)
     np.testing.assert_allclose(input_by_bands(dy, w, geo, band, sets).reshape(expected.shape), expected, rtol=1e-4,
                                atol=1e-4)
@@ -223,7 +225,7 @@ def test_input_rows(text: str) -> None:
 def test_padding_of_an_axis_without_taps_is_left_to_others() -> None:
     """Bands that hold one plane of taps read the planes of dy at the places of those of dx."""
     problem = Problem.parse("input_grad bf16 n4 c32 k32 i5x12x9 w1x3x3 p1x1x1 g32 NDHWC ODHWI cuda")
-    assert not band_plans.fits(problem, geometry(problem.conv))
+    assert band_plans.supports(problem, geometry(problem.conv)) is not None
 
 
 def input_by_bands(dy: np.ndarray, w: np.ndarray, geo: object, band: band_tiles.Band, sets: int = 1) -> np.ndarray:
@@ -246,7 +248,7 @@ def input_by_bands(dy: np.ndarray, w: np.ndarray, geo: object, band: band_tiles.
     if band_tiles.is_tall(geo, band):  # type: ignore[arg-type]
         rows_of_blocks(ys, strips, matrices, geo, walk, band)
         return strips.transpose(0, 3, 1, 2).reshape(dx.shape) if walk.split else strips.transpose(0, 3, 1, 2)
-    for begin, end in band_tiles.runs_of("input", walk, band, sets).bounds(walk.tiles * walk.steps):
+    for begin, end in band_tiles.runs_of("input", walk, band, sets, H200).bounds(walk.tiles * walk.steps):
         start = begin - min(begin % walk.steps, k1 - 1)
         acc = [np.zeros((16, 8 * band.J)) for _ in range(k1)]
         for at in range(start, end):
@@ -310,7 +312,7 @@ def test_walk_of_blocks(text: str, wrt: str) -> None:
     problem = Problem.parse(f"{wrt}_grad f32 {text}")
     geo = geometry(problem.conv)
     (_, k1, k2), (_, p1, p2) = geo.kernel, geo.pad
-    for tile in list(block_plans.options(problem, geo, None))[::5]:
+    for tile in list(block_plans.tiles(query_of(problem, gpu=H200)))[::5]:
         tile = block_plans.replace(tile, splits=5)
         steps, tiles = block_plans.steps_of(problem, geo), block_plans.column_tiles(problem, geo, tile)
         all_steps, run = block_plans.run_steps(problem, geo, tile)
@@ -361,9 +363,7 @@ BLOCKS_ON_DEVICE = (
 def test_kernels_on_the_gpu(wrt: str, text: str, special: bool) -> None:
     """Sums of small integers are exact; with Inf and NaN in the operands the same elements are not finite."""
     problem = Problem.parse(f"{wrt} bf16 {text} cuda")
-    geo = geometry(problem.conv)
-    choices = [choice_of("band", band) for band in band_plans.worth_measuring(problem, geo, 4)] or \
-        [choice_of("blocks", tile) for tile in block_plans.worth_measuring(problem, geo, 4)]
+    choices = [choice for choice in candidates(problem) if choice["kernel"] in ("band", "blocks")][:4]
     operands, expected = integers_and_results(problem, special)
     for choice in choices:
         results = tuple(on_device(np.full(wanted.shape, 7, np.float32)) for wanted in expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,34 +44,20 @@ JOINED = (
 
 
 def as_if_there_were_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from convgrad.backends.triton import (
-        block_plans,
-        box_line_plans,
-        group_plans,
-        joined_plans,
-        line_plans,
-        span_plans,
-        wide_plans,
-    )
+    from convgrad.backends.triton.gpu import H200, Planning
 
-    for module in (block_plans, box_line_plans, group_plans, joined_plans, line_plans, span_plans, wide_plans):
-        monkeypatch.setattr(module, "INTERPRETED", False)
+    monkeypatch.setattr(Planning, "gpu", H200)
 
 
 def choices(kind: str, text: str) -> list[Any]:
-    """Choices of a way that sums the bias gradient, too."""
-    from convgrad.backends.triton import block_plans, group_plans, line_plans, span_plans, wide_plans
-    from convgrad.backends.triton.candidates import choice_of
-    from convgrad.backends.triton.geometry import geometry
-    from convgrad.backends.triton.ways import weight_ways
+    """Choices of a kernel that sums the bias gradient, too."""
+    from convgrad.backends.triton.candidates import entry_for
+    from convgrad.backends.triton.kernel import worth_measuring
+    from convgrad.backends.triton.registry import KERNELS, query_of
 
-    problem = Problem.parse(f"weight_grad bf16 {text} cuda")
-    geo = geometry(problem.conv)
-    plans: Any = {"blocks": block_plans, "groups": group_plans, "lines": line_plans, "spans": span_plans,
-                  "wide": wide_plans}[kind]
-    found = [tile if isinstance(tile, dict) else choice_of(kind, tile)
-             for tile in plans.worth_measuring(problem, geo, 20)]
-    return [choice for choice in found if weight_ways(problem, geo, None, choice)[0].bias_bytes]
+    query = query_of(Problem.parse(f"weight_grad bf16 {text} cuda"))
+    kernel = replace(next(kernel for kernel in KERNELS if kernel.name == kind), measured=20)
+    return [entry_for(kind, tile) for tile in worth_measuring(kernel, query) if kernel.build(query, tile).bias_bytes]
 
 
 @pytest.mark.parametrize(("kind", "text"), TOGETHER)
@@ -118,12 +105,12 @@ def test_weight_and_bias_gradient_together(kind: str, text: str, monkeypatch: py
 @pytest.mark.parametrize("splits", [2, 11])
 @pytest.mark.parametrize("kind", ["added", "collected"])
 def test_parts_of_both_gradients_are_added_in_one_launch(kind: str, splits: int) -> None:
-    from convgrad.backends.triton import ways, wide_plans
+    from convgrad.backends.triton import split_k, wide_plans
     from convgrad.backends.triton.geometry import geometry
 
     problem = Problem.parse("weight_grad bf16 n2 c24 k40 i9x9 w3x2 NHWC OHWI")
     geo = geometry(problem.conv)
-    add = ways.add_step(geo, splits) if kind == "added" else wide_plans.collect_step(
+    add = split_k.add_step(geo, splits) if kind == "added" else wide_plans.collect_step(
         geo, wide_plans.Widening(1, 1, False), geo, splits, folded=False)
     generator = torch.Generator().manual_seed(1)
     parts, bias_parts = (torch.randint(-9, 9, shape, generator=generator).float().to(DEVICE)
@@ -139,25 +126,25 @@ def test_parts_of_both_gradients_are_added_in_one_launch(kind: str, splits: int)
 @pytest.mark.parametrize("routine", ["conv", "input_grad"])
 def test_joined_weights(routine: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The dense problem of the joined weights has the groups' results."""
-    from convgrad.backends.triton import joined_plans
-    from convgrad.backends.triton.geometry import geometry
+    from convgrad.backends.triton import box_line_plans, joined_plans
+    from convgrad.backends.triton.registry import query_of
     from convgrad.plan import plan
 
     as_if_there_were_a_gpu(monkeypatch)
-    monkeypatch.setattr(joined_plans, "expected_to_pay", lambda geo: True)
+    monkeypatch.setattr(joined_plans, "pays", lambda query: True)
     problem, operands, expected = integers_and_result(f"{routine} bf16 {text}")
-    found = joined_plans.for_problem(problem, geometry(problem.conv), None, None)
-    assert found is not None
-    memory = torch.full((found.words,), math.nan, device=DEVICE)
+    query = query_of(problem)
     seen: list[Any] = []
-    monkeypatch.setattr(joined_plans.box_line_plans.BoxLines, "run",
+    monkeypatch.setattr(box_line_plans.BoxLines, "run",
                         lambda self, source, weight, result, memory: seen.append(weight))
-    found.write(None, channels_last(operands[1]).to(DEVICE), None, memory)
+    prepared = joined_plans.build(query, next(iter(joined_plans.tiles(query))))
+    prepared.run((None, channels_last(operands[1]).to(DEVICE)), (torch.empty(expected.shape, device=DEVICE),), None)
     weight = seen[0].cpu().double().numpy()
-    assert weight.shape == found.dense.problem.conv.weight_shape
+    dense = joined_plans.dense(problem)
+    assert weight.shape == dense.conv.weight_shape
     result = np.empty(expected.shape)
-    plan(found.dense.problem.with_(dtype="float64", compute="f64", out_dtype="float64", device="cpu"),
-         backend="reference").run((operands[0], weight), (result,), None)
+    plan(dense.with_(dtype="float64", compute="f64", out_dtype="float64", device="cpu"), backend="reference").run(
+        (operands[0], weight), (result,), None)
     assert np.array_equal(result, expected)
 
 
@@ -165,12 +152,11 @@ def test_joined_weights(routine: str, text: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("text", JOINED)
 @pytest.mark.parametrize("routine", ["conv", "input_grad"])
 def test_joined_groups_on_a_gpu(routine: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from convgrad.backends.triton import joined_plans, ways
+    from convgrad.backends.triton import joined_plans
     from convgrad.backends.triton.plans import make_plan
 
-    monkeypatch.setattr(joined_plans, "expected_to_pay", lambda geo: True)
-    for name in ("by_cells", "by_box_lines"):
-        monkeypatch.setattr(ways, name, lambda *of: None)
+    monkeypatch.setattr(joined_plans, "pays", lambda query: True)
+    monkeypatch.setenv("CONVGRAD_GPU_WITHOUT", "cells,box_lines")
     clear_plan_cache()
     assert make_plan(Problem.parse(f"{routine} bf16 {text} cuda"), None).kernel.startswith("joined")
     for check in (check_exact, check_bound, check_nonfinite):

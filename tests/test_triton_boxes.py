@@ -187,15 +187,15 @@ def walk(lines: Any, source: Any, weight: Any, shape: tuple[int, ...]) -> Any:
     (products, text) for products in PRODUCTS for text in (GEOMETRIES[::2] if products == "f32" else GEOMETRIES)
     if products == "bf16" or "c136" not in text])  # which takes long
 @pytest.mark.parametrize("routine", ["conv", "input_grad"])
-def test_tiles_sum_every_product_once(products: str, routine: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_sum_every_product_once(products: str, routine: str, text: str) -> None:
     from convgrad.backends.triton import box_line_plans, box_line_tiles
     from convgrad.backends.triton.geometry import geometry
+    from convgrad.backends.triton.gpu import H200
 
-    monkeypatch.setattr(box_line_plans, "INTERPRETED", False)
     dtype, *mode = products.split()
     problem, operands, expected = integers_and_result(" ".join((routine, dtype, text, *mode)))
     geo = geometry(problem.conv)
-    if not box_line_plans.fits(problem, geo):
+    if box_line_plans.supports(problem, geo) is not None:
         red = geo.group_out if routine == "input_grad" else geo.group_in
         patch = geo.kernel == geo.stride and max(geo.kernel) > 1
         short = red % 8 or geo.group_in % 8 if dtype == "f32" else red % 16 or patch
@@ -210,10 +210,10 @@ def test_tiles_sum_every_product_once(products: str, routine: str, text: str, mo
     if dtype == "f32":
         weight, expected = weight * IN_PARTS, expected * IN_PARTS
     tiles: dict[Any, Any] = {}
-    for tile in box_line_tiles.all_tiles(box_line_tiles.work_of(problem, geo), None):
+    for tile in box_line_tiles.all_tiles(box_line_tiles.work_of(problem, geo), None, H200):
         tiles.setdefault((tile.BM == 64, tile.NT > 1 and tile.axis, tile.parts > 1, tile.CB), tile)
     for tile in list(tiles.values())[::max(1, len(tiles) // 4)]:
-        got = walk(box_line_plans.box_lines(problem, geo, tile), source, weight, expected.shape)
+        got = walk(box_line_plans.box_lines(problem, geo, tile, H200), source, weight, expected.shape)
         got = got.transpose(0, 4, 1, 2, 3).reshape(expected.shape)
         assert np.array_equal(got, expected), str(tile)
 
@@ -221,7 +221,7 @@ def test_tiles_sum_every_product_once(products: str, routine: str, text: str, mo
 @needs_triton
 @pytest.mark.parametrize("shape", [(3, 22, 5), (2, 150, 3, 4), (2, 16, 2, 3, 2)])
 def test_padded_copies(shape: tuple[int, ...]) -> None:
-    from convgrad.backends.triton.box_line_plans import padded, up8
+    from convgrad.backends.triton.padding import padded, up8
 
     tensor = torch.randint(-9, 9, shape, device=DEVICE).bfloat16()
     memory = torch.full((math.prod(shape) // shape[1] * up8(shape[1]) // 2,), float("nan"), device=DEVICE)
@@ -252,11 +252,9 @@ def test_on_a_gpu(routine: str, text: str) -> None:
 @pytest.mark.parametrize("text", GEOMETRIES)
 @pytest.mark.parametrize("routine", ["conv", "input_grad"])
 def test_agrees_with_its_plain_twin(routine: str, text: str) -> None:
-    from convgrad.backends.triton import box_line_plans
-    from convgrad.backends.triton.ahead import empty_tensor
-    from convgrad.backends.triton.candidates import choice_of
-    from convgrad.backends.triton.geometry import geometry
+    from convgrad.backends.triton.candidates import candidates
     from convgrad.backends.triton.plans import make_plan
+    from convgrad.backends.triton.registry import empty_tensor
 
     problem = Problem.parse(f"{routine} bf16 {text} cuda")
     twin = make_plan(problem, None, {"kernel": "plain"})
@@ -270,7 +268,7 @@ def test_agrees_with_its_plain_twin(routine: str, text: str) -> None:
     wanted = torch.empty((shape[0], *shape[2:], shape[1]), device="cuda", dtype=torch.bfloat16).permute(
         0, -1, *range(1, len(shape) - 1))
     twin.run(tuple(operands), (wanted,), None)
-    for tile in box_line_plans.worth_measuring(problem, geometry(problem.conv), 4):
+    for entry in [entry for entry in candidates(problem) if entry["kernel"] == "box_lines"][:4]:
         got = torch.full_like(wanted, float("nan"))
-        make_plan(problem, None, choice_of("box_lines", tile)).run(tuple(operands), (got,), None)
-        assert torch.equal(got, wanted), str(tile)
+        make_plan(problem, None, entry).run(tuple(operands), (got,), None)
+        assert torch.equal(got, wanted), entry

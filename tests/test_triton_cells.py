@@ -87,19 +87,19 @@ def walk(cells: Any, dy: Any, weight: Any, spread: Any, shape: tuple[int, ...]) 
 
 @needs_interpreter
 @pytest.mark.parametrize("text", INPUT_GEOMETRIES)
-def test_cells_cover_every_product_once(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_cover_every_product_once(text: str) -> None:
     from convgrad.backends.triton import cell_plans
     from convgrad.backends.triton.geometry import geometry
+    from convgrad.backends.triton.gpu import H200
 
-    monkeypatch.setattr(cell_plans, "INTERPRETED", False)
     problem, operands, expected = integers_and_result(f"input_grad bf16 {text}")
     geo = geometry(problem.conv)
-    assert cell_plans.cells_fit(problem, geo)
+    assert cell_plans.supports(problem, geo) is None
     dy, weight = map(channels_last, operands)
-    by_shape = {(t.fold, t.GP, t.CB, t.BN): t for t in cell_plans.all_cells(geo, None)}
+    by_shape = {(t.fold, t.GP, t.CB, t.BN): t for t in cell_plans.all_cells(geo, None, H200)}
     assert by_shape
     for tile in list(by_shape.values())[::max(1, len(by_shape) // 2)]:
-        cells = cell_plans.cell_plan(geo, tile)
+        cells = cell_plans.cell_plan(geo, tile, H200)
         spread = torch.full((cells.spread_size,), float("nan"), dtype=torch.bfloat16)
         cells.spread(weight, spread)
         assert np.array_equal(walk(cells, dy, weight, spread, expected.shape).reshape(expected.shape), expected), tile
@@ -107,7 +107,7 @@ def test_cells_cover_every_product_once(text: str, monkeypatch: pytest.MonkeyPat
 
 def partial_launch(wide: Any, tile: Any, numbers: Any) -> Any:
     """Describes the plain kernel's launch that writes the partial sums of a wider problem."""
-    from convgrad.backends.triton.plans import weight_launch
+    from convgrad.backends.triton.pointer_plans import weight_launch
 
     return lambda dy, x, out, table: weight_launch(wide, tile, numbers, dy, x, out)
 
@@ -118,6 +118,7 @@ def test_collected_sums_of_the_wider_gradient(text: str) -> None:
     """The wider gradient by the plain kernel, then the sums that belong to each weight."""
     from convgrad.backends.triton import wide_plans
     from convgrad.backends.triton.geometry import geometry
+    from convgrad.backends.triton.gpu import H200
     from convgrad.backends.triton.launch import Step
     from convgrad.backends.triton.numbers_on_device import arithmetic
     from convgrad.backends.triton.tiles import choose_weight
@@ -130,18 +131,16 @@ def test_collected_sums_of_the_wider_gradient(text: str) -> None:
     assert found
     for way in found[::max(1, len(found) // 2)]:
         wide = wide_plans.wider(geo, way)
-        tile = choose_weight(wide, 2, None, False)
+        tile = choose_weight(wide, 2, None, False, H200)
         splits = max(2, tile.SPLITS)
         tile = wide_plans.replace(tile, SPLITS=splits)
         plain = Step(weight_kernel, partial_launch(wide, tile, arithmetic(problem)))
-        wide_plan = wide_plans.WidePlan(geo, way, wide, splits, 0.0, plain,
-                                        wide_plans.collect_step(geo, way, wide, splits), "")
-        seen = wide_plan.views(dy, x)
+        seen = wide_plans.views(geo, way, dy, x)
         assert seen is not None
-        partial = torch.full(wide_plan.shape, float("nan"))
+        partial = torch.full((splits, wide.groups * wide.group_out, *wide.kernel, wide.group_in), float("nan"))
         result = torch.empty(expected.shape)
         plain(*seen, partial.permute(0, 1, 5, 2, 3, 4), partial)
-        wide_plan.collect(partial, result)
+        wide_plans.collect_step(geo, way, wide, splits)(partial, result)
         assert np.array_equal(result.double().numpy(), expected), way
 
 

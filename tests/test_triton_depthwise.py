@@ -23,8 +23,10 @@ pytest.importorskip("triton")
 from convgrad import Problem, Unsupported  # noqa: E402
 from convgrad.backends.triton import slide_plans, strips  # noqa: E402
 from convgrad.backends.triton.geometry import geometry, turned  # noqa: E402
+from convgrad.backends.triton.gpu import H200, Planning  # noqa: E402
 from convgrad.backends.triton.launch import INTERPRETED  # noqa: E402
-from convgrad.backends.triton.plans import make_plan, plain_depthwise_plan  # noqa: E402
+from convgrad.backends.triton.plans import make_plan  # noqa: E402
+from convgrad.backends.triton.registry import query_of  # noqa: E402
 from convgrad.backends.triton.strips import Strip  # noqa: E402
 
 SOURCES = Path(slide_plans.__file__).parent
@@ -121,15 +123,14 @@ def check(problem: Problem, plan: Any, special: bool) -> None:
                else torch.full(problem.conv.shape_of(wrt), float("nan"), dtype=torch.bfloat16, device=DEVICE)
                for wrt in problem.results]
     plan.run(tuple(operands.values()), tuple(results), None)
-    geo = geometry(problem.conv)
     for wrt, result in zip(problem.results, results):
         if wrt == "bias":
             wanted = operands["grad_output"].float().sum(dim=[0, *range(2, operands["grad_output"].ndim)]).bfloat16()
         else:
             part = problem.with_(wrt=wrt)
             wanted = torch.full_like(result, float("nan"))
-            plain_depthwise_plan(part, geo, None, None).run(tuple(operands[name] for name in part.operands), (wanted,),
-                                                            None)
+            plain = make_plan(part, None, {"kernel": "plain"})
+            plain.run(tuple(operands[name] for name in part.operands), (wanted,), None)
         assert torch.equal(torch.isnan(result), torch.isnan(wanted)), wrt
         assert torch.equal(torch.nan_to_num(result), torch.nan_to_num(wanted)), wrt
 
@@ -173,7 +174,7 @@ def test_strips_agree_with_the_plain_kernels(text: str, strip: Strip, results: s
     if "bias" in problem.results and not strips.bias_rides(kind, geo, strip):
         problem = problem.with_(wrt=problem.wrt.removesuffix("+bias"))
     make = {"input": slide_plans.input_plan, "weight": slide_plans.weight_plan, "both": slide_plans.both_plan}[kind]
-    check(problem, make(problem, geo, strip), special)
+    check(problem, make(query_of(problem, gpu=H200), strip), special)
 
 
 @pytest.mark.usefixtures("kernels")
@@ -183,13 +184,13 @@ def test_strips_agree_with_the_plain_kernels(text: str, strip: Strip, results: s
 def test_many_taps_agree_with_the_plain_kernels(text: str, special: bool) -> None:
     problem = Problem.parse(f"input_grad bf16 {text} cuda")
     strip = Strip(3, 2, 8, UNROLL=2, warps=WARPS)
-    check(problem, slide_plans.tall_plan(problem, geometry(problem.conv), strip), special)
+    check(problem, slide_plans.tall_plan(query_of(problem, gpu=H200), strip), special)
 
 
 def test_a_warp_has_lanes_for_the_channels_of_many_taps() -> None:
-    for text in ("n64 c128 k128 i56x56 w31x31 p15x15 g128", "n2 c33 k33 i9x8 w11x11 p5x5 g33"):
-        strip = slide_plans.many_taps(geometry(Problem.parse(f"input_grad f32 {text} NHWC OHWI").conv))
-        assert strip is not None and strip.BC // strip.V <= 32
+    for text in ("n64 c128 k128 i56x56 w31x31 p15x15 g128", "n2 c33 k33 i39x38 w31x31 p15x15 g33"):
+        found = list(slide_plans.many_taps(query_of(Problem.parse(f"input_grad f32 {text} NHWC OHWI"), gpu=H200)))
+        assert found and all(strip.BC // strip.V <= 32 for strip in found)
 
 
 LAYERS = ["n256 c32 k32 i112x112 w3x3 p1x1 g32 NHWC OHWI", "n256 c96 k96 i112x112 w3x3 s2x2 p1x1 g96 NHWC OHWI",
@@ -201,17 +202,15 @@ LAYERS = ["n256 c32 k32 i112x112 w3x3 p1x1 g32 NHWC OHWI", "n256 c96 k96 i112x11
 @pytest.mark.parametrize("text", LAYERS)
 def test_chosen_strips_fit(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Registers, workspace and body of what the model picks stay within their limits."""
-    monkeypatch.setattr(slide_plans, "INTERPRETED", False)
+    monkeypatch.setattr(Planning, "gpu", H200)
     for results in ("input_grad", "weight_grad", "weight_grad+bias_grad", "input_grad+weight_grad+bias_grad"):
         problem = Problem.parse(f"{results} bf16 {text} cuda")
         geo = geometry(problem.conv)
         kind = slide_plans.kind_of(problem)
         axes = turned(geo) if strips.slides_along_last(geo) else geo
         for limit in (None, 10**5):
-            for strip in (strips.choose_strip(kind, geo, limit, "bias" in problem.results, shared)
-                          for shared in (0, 1, 2)):
-                if strip is None:
-                    continue
+            for strip in (strip for shared in (0, 1, 2) for strip in
+                          strips.all_strips(kind, geo, limit, "bias" in problem.results, H200, shared)):
                 assert strips.work(kind, axes, strip).registers <= strips.MOST_REGISTERS
                 assert strip.BC // strip.V <= 32 and strip.S >= 1
                 assert strips.shared_bytes(kind, axes, strip) <= 227 * 1024

@@ -11,10 +11,12 @@ from triton_here import channels_last, integers_and_results, needs_gpu, needs_tr
 
 from convgrad import Problem, plan
 from convgrad.backends.triton import group_plans
-from convgrad.backends.triton.candidates import choice_of
+from convgrad.backends.triton.candidates import entry_for
 from convgrad.backends.triton.geometry import Geometry, geometry
+from convgrad.backends.triton.gpu import H200
+from convgrad.backends.triton.kernel import worth_measuring
 from convgrad.backends.triton.plans import make_plan
-from convgrad.backends.triton.ways import weight_ways
+from convgrad.backends.triton.registry import query_of
 from convgrad.backends.triton.whole_groups import first_tap, products_of
 
 pytestmark = needs_triton
@@ -71,36 +73,35 @@ def summed(geo: Geometry, tile: group_plans.GroupTile, dy: np.ndarray, x: np.nda
 
 
 @pytest.mark.parametrize("text", PROBLEMS)
-def test_walk_over_lines(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_walk_over_lines(text: str) -> None:
     """Every product is met exactly once, whatever the lines and runs."""
-    monkeypatch.setattr(group_plans, "INTERPRETED", False)
     problem = Problem.parse(f"weight_grad f32 {text}")
     geo = geometry(problem.conv)
-    assert group_plans.fits(Problem.parse(f"weight_grad bf16 {text}"), geo)
+    assert group_plans.supports(Problem.parse(f"weight_grad bf16 {text}"), geo) is None
     rng = np.random.default_rng(1)
     dy, x = (rng.integers(-3, 4, problem.shape_of_operand(name)).astype(np.float32) for name in problem.operands)
     expected = np.empty(problem.conv.shape_of("weight"), np.float32)
     plan(problem, backend="reference").run((dy, x), (expected,), None)
     seen = [np.moveaxis(array if array.ndim == 4 else array[:, :, None], 1, -1) for array in (dy, x)]
-    tiles = list(group_plans.options(geo, None))
+    tiles = list(group_plans.tiles(query_of(problem, gpu=H200)))
     assert tiles
     for tile, splits in zip(tiles[:2], (1, 5)):
         found = summed(geo, group_plans.replace(tile, splits=splits), *seen)
         np.testing.assert_array_equal(found.reshape(expected.shape), expected)
 
 
-def test_tiles_fit_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_plans, "INTERPRETED", False)
+def test_tiles_fit_the_machine() -> None:
     for text in (*PROBLEMS, "n32 c256 k512 i2048 w41 s4 p20 g16 NLC OLI",
                  "n100 c2048 k2048 i14x14 w3x3 s2x2 p1x1 g32 NHWC OHWI", "n8 c768 k768 i780 w128 p64 g16 NLC OLI"):
         problem = Problem.parse(f"weight_grad bf16 {text} cuda")
         geo = geometry(problem.conv)
-        for tile in group_plans.options(geo, None):
+        query = query_of(problem, gpu=H200)
+        for tile in group_plans.tiles(query):
             rows, units = group_plans.rows_and_units(geo, tile)
             assert rows <= tile.XS and units <= 256
             x_bytes, dy_bytes = group_plans.bytes_of_line(geo, tile)
             assert tile.XS * x_bytes + tile.DS * dy_bytes <= 220 * 1024
-            way, = weight_ways(problem, geo, None, choice_of("groups", tile))
+            way = group_plans.build(query, tile)
             assert way.name.startswith("groups_bf16") and way.workspace_bytes <= 64 << 20
             alone = tile.splits == 1 or tile.taps < geo.kernel[2]
             assert (way.bias_bytes == 0) == alone and (way.workspace_bytes == 0) == (tile.splits == 1)
@@ -111,10 +112,9 @@ def test_tiles_fit_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     "n20 c64 k64 i9x9 w3x3 p1x1 NHWC OHWI", "n20 c32 k64 i9x9 w3x3 p1x1 g2 NCHW OIHW",
     "n20 c32 k256 i9x9 w3x3 p1x1 g2 NHWC OHWI",
 ])
-def test_others_are_left_to_other_ways(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_plans, "INTERPRETED", False)
+def test_others_are_left_to_other_ways(text: str) -> None:
     problem = Problem.parse(f"weight_grad bf16 {text} cuda")
-    assert not group_plans.fits(problem, geometry(problem.conv))
+    assert group_plans.supports(problem, geometry(problem.conv)) is not None
 
 
 @needs_gpu
@@ -126,9 +126,9 @@ def test_kernels_on_the_gpu(wrt: str, text: str, special: bool) -> None:
     problem = Problem.parse(f"{wrt} bf16 {text} cuda")
     geo = geometry(problem.conv)
     operands, expected = integers_and_results(problem, special)
-    tiles = group_plans.worth_measuring(problem.with_(wrt="weight"), geo, 2)
+    tiles = worth_measuring(group_plans.KERNEL, query_of(problem.with_(wrt="weight")))[:2]
     tile = tiles[PROBLEMS.index(text) % len(tiles)]  # kernels are compiled for each
-    choice = choice_of("groups", group_plans.replace(tile, splits=1 if tile.taps < geo.kernel[2] else 3))
+    choice = entry_for("groups", group_plans.replace(tile, splits=1 if tile.taps < geo.kernel[2] else 3))
     results = tuple(on_device(np.full(wanted.shape, 7, np.float32)) for wanted in expected)
     make_plan(problem, None, choice).run(tuple(map(on_device, operands)), results, None)
     for wanted, found in zip(expected, results):

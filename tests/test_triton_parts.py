@@ -81,7 +81,7 @@ def test_stacked_parts_multiply_what_is_not_finite_once(products: int) -> None:
 @pytest.mark.parametrize("products", [3, 4])
 def test_products_of_parts_leave_out_what_the_plan_expects(products: int) -> None:
     """Numbers with the largest lower parts, all of one sign: what is left out adds up."""
-    from convgrad.backends.triton.part_plans import LEFT_OUT
+    from convgrad.backends.triton.part_copies import LEFT_OUT
 
     worst = 1 + 2.0**-8 - 2.0**-15 + 2.0**-17 - 2.0**-23
     values = [np.full((3, 8, 5), worst, np.float32)] * 2
@@ -96,7 +96,7 @@ def test_stacked_parts_keep_the_contract(text: str, max_workspace: int | None, m
     """Few channels and small groups, as more 16-bit images; at once and in pieces."""
     from convgrad.backends.triton import plans, stacked_plans
 
-    monkeypatch.setattr(stacked_plans, "pointer_seconds", lambda geo: 1.0)
+    monkeypatch.setattr(stacked_plans, "pointer_seconds", lambda query: 1.0)
     given = plans.make_plan
     monkeypatch.setattr(plans, "make_plan", lambda problem, limit, *choice: given(problem, max_workspace, *choice))
     clear_plan_cache()
@@ -114,13 +114,13 @@ def test_stacked_parts_keep_the_contract(text: str, max_workspace: int | None, m
 @pytest.mark.parametrize("text", GEOMETRIES)
 @pytest.mark.parametrize("products", [3, 4, 6])
 def test_sums_of_products_of_parts(text: str, products: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from convgrad.backends.triton import part_plans
+    from convgrad.backends.triton import part_copies, part_plans
     from convgrad.backends.triton.plans import make_plan
 
-    monkeypatch.setattr(part_plans, "POINTER_FLOPS", 1.0)  # so that small problems take this way
+    monkeypatch.setattr(part_plans, "pointer_seconds", lambda query: 1.0)  # so that small problems take this way
     problem = Problem.parse(f"weight_grad f32 {text} cuda")
     # fewer are allowed for long sums only; these numbers have 16 bits, so that nothing is left out
-    monkeypatch.setattr(part_plans, "LEFT_OUT", {products: -1000})
+    monkeypatch.setattr(part_copies, "LEFT_OUT", {products: -1000})
     plan = make_plan(problem, None)
     assert plan.kernel.startswith(f"parts{products}_"), plan.kernel
     plans = [plan, *(make_plan(problem, plan.workspace_bytes // part) for part in (2, 5))]
@@ -140,7 +140,7 @@ def test_sums_of_products_of_parts(text: str, products: int, monkeypatch: pytest
 def test_parts_keep_the_contract(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from convgrad.backends.triton import part_plans
 
-    monkeypatch.setattr(part_plans, "POINTER_FLOPS", 1.0)
+    monkeypatch.setattr(part_plans, "pointer_seconds", lambda query: 1.0)
     clear_plan_cache()
     try:
         check_bound(f"weight_grad f32 {text}", "triton")
@@ -154,16 +154,13 @@ def test_parts_keep_the_contract(text: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_infinite_operands_of_split_sums(images: int, share: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real numbers, whose lower parts meet Inf as well; several runs, and several chunks in a third of the memory."""
     from convgrad.backends.triton import part_plans
-    from convgrad.backends.triton.geometry import geometry
-    from convgrad.backends.triton.ways import weight_by_parts
+    from convgrad.backends.triton.registry import query_of
 
-    monkeypatch.setattr(part_plans, "POINTER_FLOPS", 1.0)
+    monkeypatch.setattr(part_plans, "pointer_seconds", lambda query: 1.0)
     problem = Problem.parse(f"weight_grad f32 n{images} c64 k64 i19x17 w3x3 p1x1 NHWC OHWI cuda")
-    geo = geometry(problem.conv)
-    whole = part_plans.for_weight(problem, geo, None)
-    assert whole is not None
-    way = weight_by_parts(problem, geo, whole.workspace_bytes // share, None)
-    assert way is not None
+    whole = next(iter(part_plans.tiles(query_of(problem))))
+    query = query_of(problem, whole.workspace_bytes // share)
+    prepared = part_plans.build(query, next(iter(part_plans.tiles(query))))
     rng = np.random.default_rng(4)
     operands = [rng.standard_normal(problem.shape_of_operand(name)).astype(np.float32) for name in problem.operands]
     operands[0][0, 5, 3, 4] = np.inf
@@ -174,7 +171,7 @@ def test_infinite_operands_of_split_sums(images: int, share: int, monkeypatch: p
     on_gpu = tuple(torch.from_numpy(operand).cuda().contiguous(memory_format=torch.channels_last)
                    for operand in operands)
     result = torch.empty(problem.conv.weight_shape, device="cuda", memory_format=torch.channels_last)
-    way.run(on_gpu, result, None)
+    prepared.run(on_gpu, (result,), None)
     got = result.cpu().numpy()
     assert np.array_equal(np.isnan(got), np.isnan(expected))
     assert np.array_equal(got[np.isinf(expected)], expected[np.isinf(expected)])

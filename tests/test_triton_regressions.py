@@ -12,6 +12,8 @@ torch = pytest.importorskip("torch")
 
 from triton_here import needs_gpu  # noqa: E402
 
+from convgrad.backends.triton.box_plans import tensors_fit  # noqa: E402
+
 ONCE = {
     # ptxas dropped the constant of a packed addition (packed_adds.py): sums missed a row of x
     "bf16 n7 c85 k15 i16x28 w3x5 s2x2 p2:0x0:1 d1x2 g5": "xwy",
@@ -70,3 +72,35 @@ def test_problems_that_were_wrong_once(text: str) -> None:
         for result, wanted in zip(results, exact(problem, grad, x, weight)):
             assert torch.equal(result, wanted.to(dtype))
             result.fill_(float("nan"))
+
+
+BROADCAST = {  # the batch of dy, or its batch and rows, with a stride of 0: descriptors took it for an extent of 1
+    "f16 n2 c8 k64 i56x14 w5x5 p2x2": (0,),
+    "bf16 n1 c192 k64 i14x56 w2x2 p1x1": (0, 2),
+    "bf16 n4 c64 k64 i14x16 w3x3 p1x1": (0,),
+    "bf16 n4 c32 k32 i14x16 w3x3 p1x1 g8": (0, 3),
+    "f16 n8 c3 k64 i28x28 w7x7 s2x2 p3x3": (0,),
+    "bf16 n8 c64 k64 i14x14 w3x3 p1x1 g64": (0, 2),
+}
+
+
+@needs_gpu
+@pytest.mark.parametrize("text", BROADCAST)
+def test_broadcast_gradients(text: str) -> None:
+    problem = Problem.parse(f"input_grad+weight_grad+bias_grad {text} cuda")
+    conv, dtype = problem.conv, getattr(torch, problem.dtype)
+    shape = tuple(1 if axis in BROADCAST[text] else extent for axis, extent in enumerate(conv.output_shape))
+    grad = whole_numbers(shape, dtype, True, 1).expand(conv.output_shape)
+    x = whole_numbers(conv.input_shape, dtype, True, 2)
+    weight = whole_numbers(conv.weight_shape, dtype, True, 3)
+    results = conv_backward(grad, x, weight, stride=conv.stride, padding=conv.padding, dilation=conv.dilation,
+                            groups=conv.groups)
+    for result, wanted in zip(results, exact(problem, grad, x, weight)):
+        assert torch.equal(result, wanted.to(dtype))
+
+
+def test_the_copy_engine_is_given_no_broadcast_tensors() -> None:
+    plain = torch.empty(2, 5, 6, 8).permute(0, 3, 1, 2)
+    assert tensors_fit(plain)
+    for axis in (0, 2, 3):
+        assert not tensors_fit(plain.narrow(axis, 0, 1).expand(plain.shape))

@@ -2,84 +2,194 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import subprocess
 import sys
-import types
+import weakref
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_cuda import COMPILER, FakeDriver
 from triton_here import needs_gpu, torch
 
 import convgrad
-from convgrad.backends.triton.replay import Recorded, Recording, current, new_scratch
+from convgrad.backends.triton import recording as recordings
+from convgrad.backends.triton.recording import Recording, without_memory
+from convgrad.backends.triton.replay import Recorded, Watch, constant_tensor, current, new_scratch
 from convgrad.call import prepared_calls
 
-
-class Launch:
-    """Stands for a prepared launch: its parameters are addresses; a start notes the stream and them."""
-
-    def __init__(self, started: list[Any], *tensors: Any) -> None:
-        self.pointers = [(tensor, ctypes.c_uint64(tensor.data_ptr())) for tensor in tensors]
-        self.cells = [cell for _, cell in self.pointers]
-        self.maps: list[Any] = []
-        self.config = types.SimpleNamespace(stream=0)
-        self.started = started
-        self.arguments = ()
-
-    def start(self) -> int:
-        self.started.append((self.config.stream, [cell.value for cell in self.cells]))
-        return 0
-
-    def forget_tensors(self) -> None:
-        self.pointers = []
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+CUDA = torch.device("cuda", 0)
 
 
-def test_addresses_follow_the_tensors() -> None:
-    x, y = torch.zeros(64), torch.zeros(64)
-    recording, started = Recording((x, y)), list[Any]()
-    recording.add(Launch(started, x[8:], y))
-    recording.add(Launch(started, y[4:], x))
-    assert recording.whole
-    recording.launch([1000, 5000], 7)
-    recording.launch([1000, 9000], 7)
-    recording.launch([1000, 9000], 3)
-    assert started == [(7, [1032, 5000]), (7, [5016, 1000]), (7, [1032, 9000]), (7, [9016, 1000]),
-                       (3, [1032, 9000]), (3, [9016, 1000])]
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> FakeDriver:
+    return FakeDriver(tmp_path_factory.mktemp("driver"))
 
 
-def test_parts_of_a_plan_share_scratch_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.zeros(64)
-    started, allocated, freed = list[Any](), list[int](), list[int]()
+@pytest.fixture
+def driver(built: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    monkeypatch.setattr(recordings, "DRIVER", built.path)
+    built.lines()
+    yield built
+    current.recording = None
+
+
+def compiled(driver: FakeDriver, name: str, kinds: Sequence[str], scratch: int = 0) -> Any:
+    """What Triton says of a compiled kernel, as far as launches need it."""
+    driver.kernel_parameters(name, len(kinds) + 2)
+    metadata = SimpleNamespace(num_warps=4, num_ctas=1, shared=0, launch_cooperative_grid=False, launch_pdl=False,
+                                     global_scratch_size=scratch)
+    return SimpleNamespace(name=name, hash=name, kernel=b"code", metadata=metadata,
+                                 src=SimpleNamespace(signature=dict(enumerate(kinds))))
+
+
+def launch(driver: FakeDriver, name: str, *tensors: Any) -> None:
+    current.recording.add(compiled(driver, name, ["*bf16"] * len(tensors)), (2,), tensors)
+
+
+def arguments(driver: FakeDriver) -> list[list[int]]:
+    """Of the launches since the last time, without the last two, which are for the compiler's own memory."""
+    return [list(map(int, line.partition(" with ")[2].split()))[:-2] for line in driver.launches()]
+
+
+def tensor(*shape: int) -> Any:
+    return without_memory(shape, torch.empty(shape, device="meta").stride(), torch.float32)
+
+
+@needs_compiler
+def test_addresses_follow_the_tensors(driver: FakeDriver) -> None:
+    x, y = tensor(64), tensor(64)
+    current.recording = recording = Recording("p", (x, y), CUDA)
+    launch(driver, "first", x[8:], y)
+    launch(driver, "second", y[4:].view(6, 10)[1:], x)
+    assert recording.complete and recording.call.workspace_bytes == 0
+    for addresses in ([1000, 5000], [1000, 9000]):
+        recording.call.run(addresses, 7)
+        assert arguments(driver) == [[1032, addresses[1]], [addresses[1] + 16 + 40, 1000]]
+
+
+@needs_compiler
+def test_scalars_of_every_kind(driver: FakeDriver) -> None:
+    x = tensor(8)
+    recording = Recording("p", (x,), CUDA)
+    kernel = compiled(driver, "scalars", ["i1", "i32", "constexpr", "i64", "fp32", "u8"])
+    driver.kernel_parameters("scalars", 5 + 2)  # constants are none
+    recording.add(kernel, (1,), (True, 3, None, 2**40, 1.0, 200))
+    recording.call.run([0])
+    assert arguments(driver) == [[1, 3, 2**40, 0x3F800000, 200]]
+
+
+@needs_compiler
+def test_parts_of_a_plan_share_scratch_memory(driver: FakeDriver) -> None:
+    x = tensor(64)
 
     def part(*sizes: int) -> Recorded:
         def run(operands: Any, results: Any, workspace: Any) -> None:
             memory = [new_scratch((size,), torch.float32, x) for size in sizes]
-            current.recording.add(Launch(started, *operands, *memory, *(piece[1:] for piece in memory)))
-        return Recorded(run)
+            launch(driver, f"part{len(sizes)}", *operands, *memory, *(piece[1:] for piece in memory))
+        return Recorded(run, "p")
 
-    recording = Recording((x,))
-    monkeypatch.setattr(current, "recording", recording, raising=False)
+    current.recording = recording = Recording("p", (x,), CUDA)
     part(100)((x,), (x,))
     part(10, 200)((x,), (x,))
-    assert recording.whole and recording.scratch_bytes == 512 + 1024, "the larger part, its pieces apart"
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 5, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_cudaCachingAllocator_raw_alloc",
-                        lambda size, stream: allocated.append(size) or 4096, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_cudaCachingAllocator_raw_delete", freed.append, raising=False)
-    recording.replay([1000], 0)
-    assert started == [(5, [1000, 4096, 4100]), (5, [1000, 4096, 4608, 4100, 4612])]
-    assert allocated == [1536] and freed == [4096]
+    assert recording.complete and recording.call.workspace_bytes == 512 + 1024, "the larger part, its pieces apart"
+    recording.call.run([1000], 5, 4096)
+    assert arguments(driver) == [[1000, 4096, 4100], [1000, 4096, 4608, 4100, 4612]]
 
 
-def test_memory_that_is_not_known_by_one_tensor_is_not_replayed() -> None:
-    x, y = torch.zeros(64), torch.zeros(64)
-    for tensors, used in (((x,), y), ((x, x[8:]), x[16:])):
-        recording = Recording(tensors)
-        recording.add(Launch([], used))
-        assert not recording.whole
+@needs_compiler
+def test_memory_that_the_compiler_wants_is_workspace(driver: FakeDriver) -> None:
+    recording = Recording("p", (tensor(8),), CUDA)
+    recording.add(compiled(driver, "checked", [], scratch=300), (2, 3), ())
+    assert recording.call.workspace_bytes == 2048
+    recording.call.run([0], 0, 4096)
+    assert driver.launches()[0].endswith("with 4096 0")
+
+
+@needs_compiler
+def test_what_else_a_runner_does_is_seen(driver: FakeDriver) -> None:
+    x, y = tensor(8, 4), tensor(8, 4)
+
+    def complete(run: Any) -> bool:
+        recording = current.recording = Recording("p", (x,), CUDA)
+        with Watch(recording):
+            run()
+        return recording.complete
+
+    assert complete(lambda: x.permute(1, 0)[1:].detach())
+    assert not complete(lambda: x + 1), "no view"
+    assert not complete(lambda: launch(driver, "foreign", y)), "memory of another origin"
+    assert complete(lambda: x.zero_()) and not complete(lambda: x[:, 1:].zero_()), "zeros fill memory without holes"
+    assert not complete(lambda: y.zero_())
+
+
+@needs_compiler
+def test_results_of_empty_sums_are_filled_by_the_driver(driver: FakeDriver) -> None:
+    call = Recorded(lambda operands, results, workspace: results[0].zero_(), "p").prepared(
+        convgrad.Problem.parse("weight_grad f32 n0 c3 k4 i5 w2 cuda"), [(15, 5, 1), (16, 4, 1), (6, 1, 3)], 0,
+        [torch.float32] * 3)
+    call.run([0, 0, 640], 9)
+    assert "memset 640 value 0 bytes 96 stream 9" in driver.lines()
+
+
+@needs_compiler
+def test_constants_stay_where_they_are_and_live_as_long_as_the_call(driver: FakeDriver) -> None:
+    x, made = tensor(8), dict[Any, Any]()
+    recording = current.recording = Recording("p", (x,), torch.device("cpu"))
+    with Watch(recording):
+        table = constant_tensor(made, x, lambda device: torch.arange(4, device=device))
+        launch(driver, "looked_up", x, table)
+    assert recording.complete and table.device.type == "cpu"
+    address, kept, call = table.data_ptr(), weakref.ref(table), recording.call
+    call.run([64])
+    assert arguments(driver) == [[64, address]]
+    made.clear()
+    current.recording = recording = table = None
+    assert kept() is not None
+    del call
+    assert kept() is None
+
+
+def test_misaligned_tensors_are_recorded_as_such() -> None:
+    assert without_memory((3, 4), (8, 2), torch.bfloat16, 6).data_ptr() == 6
+    assert without_memory((3, 4), (8, 2), torch.bfloat16, 6)[1].data_ptr() == 6 + 16
+    assert without_memory((0, 4), (8, 2), torch.bfloat16).shape == (0, 4)
+
+
+WHOLE_WAY = """
+import ctypes, sys
+from triton.runtime.driver import driver
+from convgrad import plan
+from convgrad.backends.triton import no_gpu, recording
+driver.set_active(no_gpu.NoDriver(("cuda", 90, 32)))
+recording.DRIVER = sys.argv[1]
+chosen = plan("input_grad bf16 n8 c64 k64 i14x14 w3x3 p1x1 NHWC OHWI cuda")
+image, weight = (14 * 14 * 64, 1, 14 * 64, 64), (9 * 64, 1, 3 * 64, 64)
+call = chosen.prepared([image, weight, image])
+assert call is chosen.prepared([image, weight, image]), "kept"
+call.run([0x10000, 0x20000, 0x30000], 5, 0x40000)
+library = ctypes.CDLL(sys.argv[1])
+library.fake_lines.restype = ctypes.c_char_p
+print(library.fake_lines().decode())
+"""
+
+
+@needs_compiler
+def test_from_a_problem_to_the_driver(built: FakeDriver) -> None:
+    """A plan compiled for a GPU that is not here: its tensor maps are of the tensors, its launch on the stream."""
+    done = subprocess.run([sys.executable, "-c", WHOLE_WAY, built.path], capture_output=True, text=True, timeout=300,
+                          env={**os.environ, "TRITON_INTERPRET": "0", "CONVGRAD_COMPILE_PROCESSES": "0",
+                               "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    addresses, _, types = zip(*[line.split()[1:4] for line in lines if line.startswith("encode")])
+    assert addresses == (str(0x10000), str(0x20000), str(0x30000)) and set(types) == {"9"}, "of three bf16 tensors"
+    launches = [line for line in lines if line.startswith("launch")]
+    assert launches and all("stream 5 context 100" in line for line in launches)
 
 
 LAID: dict[str, Any] = {"padding": 1, "layout": "NLC", "weight_layout": "OLI"}
@@ -140,10 +250,10 @@ def test_watching_a_call_does_not_import_torchs_compiler() -> None:
     """It takes seconds, in the first call of a process."""
     script = ("import sys, torch\n"
               "from convgrad.backends.triton.replay import Recording, Watch\n"
-              "recording = Recording(())\n"
+              "recording = Recording('p', (), torch.device('cuda', 0))\n"
               "with Watch(recording):\n"
               "    view = torch.zeros(4)[1:]\n"
-              "print(recording.whole, 'torch._dynamo.convert_frame' in sys.modules)\n")
+              "print(recording.complete, 'torch._dynamo.convert_frame' in sys.modules)\n")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True,
                           env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
     assert done.stdout.split() == ["False", "False"], "zeros are no view"

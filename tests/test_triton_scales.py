@@ -69,7 +69,7 @@ def test_a_recording_is_for_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     """Launches are repeated by strides alone, and the last images of a result are fewer with the same strides."""
     seen: list[set[Any]] = []
 
-    def noting(run: Any) -> Any:
+    def noting(run: Any, problem: str) -> Any:
         shapes: set[Any] = set()
         seen.append(shapes)
         return lambda operands, results, workspace: shapes.add(results[0].shape)

@@ -9,7 +9,7 @@ import pytest
 from triton_here import channels_last, needs_gpu, torch
 
 from convgrad.backends.triton import slide_box_plans
-from convgrad.backends.triton.candidates import choice_of
+from convgrad.backends.triton.candidates import entry_for
 from convgrad.backends.triton.geometry import Geometry, geometry
 from convgrad.backends.triton.plans import make_plan
 from convgrad.backends.triton.slide_box_plans import BoxStrip
@@ -112,7 +112,7 @@ def test_kernel_on_the_gpu(text: str, strip: BoxStrip, wrt: str, special: bool) 
         part = Problem.parse(f"{result}_grad f32 {text}")
         expected.append(np.empty(problem.conv.shape_of(result), np.float32))
         plan(part, backend="reference").run(tuple(arrays[:len(part.operands)]), (expected[-1],), None)
-    found = make_plan(problem, None, choice_of("slide_box", strip))
+    found = make_plan(problem, None, entry_for("slide_box", strip))
     assert found.kernel.startswith("slide_box")
     tensors = tuple(channels_last(array).cuda() for array in arrays)
     results = tuple((channels_last(wanted) if wanted.ndim > 1 else torch.from_numpy(wanted).bfloat16()).cuda()

@@ -30,12 +30,13 @@ def some_tiles(text: str) -> list[Any]:
     """Tiles of different kinds for a problem, in two runs, some in two segments."""
     from convgrad.backends.triton import span_plans
     from convgrad.backends.triton.geometry import geometry
+    from convgrad.backends.triton.gpu import H200
 
     problem = Problem.parse(f"weight_grad bf16 {text} cuda")
     geo = geometry(problem.conv)
-    assert span_plans.spans_fit(problem, geo)
+    assert span_plans.supports(problem, geo) is None
     kinds = {(tile.swapped, tile.fold, tile.BN, tile.NT0, tile.x_slots): tile
-             for tile in span_plans.all_spans(geo, None)}
+             for tile in span_plans.all_spans(geo, None, H200)}
     found = [replace(tile, splits=2, segments=1 + number % 2) for number, tile in enumerate(kinds.values())]
     return found[::-(-len(found) // 2)]
 
@@ -72,7 +73,7 @@ def walk(spans: Any, dy: Any, x: Any, partial: Any) -> None:
     """The sums of weight_spans.py in NumPy, from the launch that the plan describes."""
     from convgrad.backends.triton.span_plans import span_views
 
-    views = span_views(spans.tile, dy, x)
+    views = span_views(*((x, dy) if spans.tile.swapped else (dy, x)))
     launch = spans.step.describe(*views, partial)
     names = spans.step.kernel.arg_names[6:6 + len(launch.scalars)]
     v = {**dict(zip(names, launch.scalars)), **launch.constants}
@@ -126,16 +127,14 @@ def walk(spans: Any, dy: Any, x: Any, partial: Any) -> None:
 
 @needs_interpreter
 @pytest.mark.parametrize("text", GEOMETRIES)
-def test_spans_cover_every_product_once(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_cover_every_product_once(text: str) -> None:
     from convgrad.backends.triton import span_plans
     from convgrad.backends.triton.geometry import geometry
 
     problem, operands, expected = integers_and_result(f"weight_grad bf16 {text}")
     dy, x = map(channels_last, operands)
-    monkeypatch.setattr(span_plans, "INTERPRETED", False)
     for tile in some_tiles(text):
         spans = span_plans.span_plan(geometry(problem.conv), tile)
-        assert spans.take(dy, x)
         partial = torch.full(spans.shape, float("nan"))
         walk(spans, dy, x, partial)
         result = torch.empty(expected.shape)
@@ -144,33 +143,34 @@ def test_spans_cover_every_product_once(text: str, monkeypatch: pytest.MonkeyPat
 
 
 @needs_interpreter
-def test_spans_are_left_alone_where_they_do_not_lie_without_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    from convgrad.backends.triton import span_plans
-    from convgrad.backends.triton.geometry import geometry
+def test_spans_are_left_alone_where_they_do_not_lie_without_gaps() -> None:
+    from convgrad.backends.triton.gpu import H200
+    from convgrad.backends.triton.registry import query_of
+    from convgrad.backends.triton.span_plans import accepts
 
     text = GEOMETRIES[1]
     problem = Problem.parse(f"weight_grad bf16 {text} cuda")
-    monkeypatch.setattr(span_plans, "INTERPRETED", False)
-    plan = span_plans.span_plan(geometry(problem.conv), some_tiles(text)[0])
+    query = query_of(problem, gpu=H200)
     dy, x = (torch.zeros(shape[0], *shape[2:], shape[1], dtype=torch.bfloat16).permute(0, 3, 1, 2)
              for shape in map(problem.shape_of_operand, problem.operands))
-    assert plan.take(dy, x)
-    assert not plan.take(dy.contiguous(), x)
-    assert not plan.take(dy, torch.zeros(70, 11, 24, 4, dtype=torch.bfloat16).permute(0, 3, 1, 2)[:, :3])
+    assert accepts(replace(query, operands=(dy, x))) is None
+    assert accepts(replace(query, operands=(dy.contiguous(), x))) is not None
+    gaps = torch.zeros(70, 11, 24, 4, dtype=torch.bfloat16).permute(0, 3, 1, 2)[:, :3]
+    assert accepts(replace(query, operands=(dy, gaps))) is not None
 
 
 @needs_gpu
 @pytest.mark.parametrize("text", GEOMETRIES)
 def test_spans_agree_with_their_plain_twin(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from convgrad.backends.triton import tuning
-    from convgrad.backends.triton.candidates import choice_of
+    from convgrad.backends.triton.candidates import entry_for
     from convgrad.backends.triton.plans import make_plan
 
     problem, operands, expected = integers_and_result(f"weight_grad bf16 {text}")
     problem = problem.with_(device="cuda")
     tensors = tuple(channels_last(operand).cuda() for operand in operands)
     wanted = torch.from_numpy(expected).bfloat16()
-    kinds = [choice_of("spans", tile) for tile in some_tiles(text)]
+    kinds = [entry_for("spans", tile) for tile in some_tiles(text)]
     for choice in kinds:
         result = torch.full(expected.shape, float("nan"), device="cuda").bfloat16()
         plan = make_plan(problem, None, choice)

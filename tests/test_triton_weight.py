@@ -146,20 +146,21 @@ def inside(tap: list[int], v: dict[str, Any], box: tuple[int, ...]) -> tuple[lis
 
 
 @pytest.mark.parametrize("text", GEOMETRIES)
-def test_lines_cover_every_product_once(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_cover_every_product_once(text: str) -> None:
     from convgrad.backends.triton import line_plans, line_views
     from convgrad.backends.triton.geometry import geometry
+    from convgrad.backends.triton.gpu import H200
 
-    monkeypatch.setattr(line_plans, "INTERPRETED", False)
     problem, operands, expected = integers_and_result(f"weight_grad bf16 {text}")
     geo = geometry(problem.conv)
     fold = line_views.folded_axes(problem, geo)
     seen = line_views.folded(geo, fold)
-    assert line_plans.lines_fit(problem, seen, fold)
+    assert line_plans.supports(problem, geo) is None
     dy, x = (channels_last(np.pad(a, [(0, 0), (0, 0 if fold else -a.shape[1] % 8), *[(0, 0)] * (a.ndim - 2)]))
              for a in operands)
-    monkeypatch.setattr(line_plans, "MULTIPROCESSORS", 5)  # so that these small problems are shared, too
-    by_shape = {(t.BK, t.CB, t.NT, t.axis, t.chain, t.programs > 0, t.box): t for t in line_plans.all_lines(seen, None)}
+    small = replace(H200, multiprocessors=5)  # so that these small problems are shared, too
+    by_shape = {(t.BK, t.CB, t.NT, t.axis, t.chain, t.programs > 0, t.box): t
+                for t in line_plans.all_lines(seen, None, small)}
     assert by_shape
     x = line_views.folded_view(x, geo, fold)
     for tile in list(by_shape.values())[::max(1, len(by_shape) // 4)]:
@@ -179,16 +180,16 @@ def test_lines_cover_every_product_once(text: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("text", [
     "n8 c96 k64 i19 w5 p2 g2 NLC OLI", "n5 c32 k40 i23 w3 d4 p8:0 NLC OLI", "n18 c64 k72 i9 w4 p3 NLC OLI"])
-def test_taps_share_lines_across_images(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_taps_share_lines_across_images(text: str) -> None:
     from convgrad.backends.triton import line_plans, line_views
     from convgrad.backends.triton.geometry import geometry
+    from convgrad.backends.triton.gpu import H200
 
-    monkeypatch.setattr(line_plans, "INTERPRETED", False)
     problem, operands, expected = integers_and_result(f"weight_grad bf16 {text}")
     geo = geometry(problem.conv)
     dy, x = (line_views.images_last_view(channels_last(operand)) for operand in operands)
     seen = line_views.images_last(geo)
-    tiles = {(t.NT, t.box): t for t in line_plans.shared_lines(geo, None)}
+    tiles = {(t.NT, t.box): t for t in line_plans.shared_lines(geo, None, H200)}
     assert tiles
     for tile in tiles.values():
         rows = line_plans.bias_rows(seen, tile)
@@ -215,10 +216,10 @@ def test_weight_gradient(text: str) -> None:
 ])
 def test_16_bit_copies_of_fp8_stay_within_the_workspace(text: str, limit: int | None, decoded: bool,
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    from convgrad.backends.triton import line_plans
+    from convgrad.backends.triton.gpu import H200, Planning
     from convgrad.backends.triton.plans import make_plan
 
-    monkeypatch.setattr(line_plans, "INTERPRETED", False)
+    monkeypatch.setattr(Planning, "gpu", H200)
     chosen = make_plan(Problem.parse(f"weight_grad e4m3>f32 {text} cuda"), limit)
     assert chosen.kernel.startswith("decoded_lines" if decoded else "pieces_decoded_lines")
     assert chosen.workspace_bytes <= (limit or 64 << 20)
@@ -230,22 +231,25 @@ def test_16_bit_copies_of_fp8_stay_within_the_workspace(text: str, limit: int | 
 @pytest.mark.parametrize("share", [0.3, 2.2])
 def test_fp8_in_pieces_of_rows_and_images(text: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of a share of an image, or of two; the plain kernels stand for those that sum lines."""
-    from convgrad.backends.triton import copied_plans, decoded_plans, plans
-    from convgrad.backends.triton.ways import Way
+    from convgrad.backends.triton import copied_plans, decoded_plans
+    from convgrad.backends.triton.gpu import H200, Planning
 
     runs = []
 
-    def plain(part: Problem, geo: Any, left: int, choice: None) -> Way:
-        way = plans.weight_choices(part, geo, left, None)[-1]
-        return replace(way, run=lambda *given: (runs.append(part), way.run(*given)))
+    def plain(query: Any, part: Problem, room: int) -> Any:
+        runs.append(part)
+        whole = part.conv == query.problem.conv
+        served = tuple(kernel for kernel in query.kernels if kernel.fallback and not whole)
+        return replace(copied_plans.without_copies(query, part, room), kernels=served)
 
     problem = Problem.parse(f"weight_grad e4m3>bf16 {text}")
     image = 2 * sum(math.prod(problem.shape_of_operand(name)[1:]) for name in problem.operands)
     monkeypatch.setattr(decoded_plans, "FOR_COPIES", share * image / 2**26)
-    monkeypatch.setattr(decoded_plans, "worth_it", lambda plan, geo: True)
-    monkeypatch.setattr(decoded_plans, "by_decoded_lines", plain)
-    for module in (copied_plans, decoded_plans):  # the interpreter needs no alignment
-        monkeypatch.setattr(module, "channels_last", lambda tensor: True)
+    monkeypatch.setattr(decoded_plans, "pointer_seconds", lambda query: math.inf)
+    monkeypatch.setattr(decoded_plans, "without_copies", plain)
+    monkeypatch.setattr(decoded_plans, "channels_last", lambda tensor: True)  # the interpreter needs no alignment
+    monkeypatch.setattr(Planning, "gpu", H200)
+    monkeypatch.setenv("CONVGRAD_GPU_WITHOUT", "lines,wide,groups,copied")
     clear_plan_cache()
     try:
         assert plan(as_problem(problem, "triton"), backend="triton").kernel.startswith("pieces_")
@@ -258,13 +262,11 @@ def test_fp8_in_pieces_of_rows_and_images(text: str, share: float, monkeypatch: 
 @needs_gpu
 @pytest.mark.parametrize("text", GEOMETRIES[:6])
 def test_lines_agree_with_their_plain_twin(text: str) -> None:
-    from convgrad.backends.triton import line_plans
-    from convgrad.backends.triton.candidates import choice_of
-    from convgrad.backends.triton.geometry import geometry
+    from convgrad.backends.triton.candidates import candidates
     from convgrad.backends.triton.plans import make_plan
 
     problem = Problem.parse(f"weight_grad bf16 {text} cuda")
-    lines = make_plan(problem, None, choice_of("lines", line_plans.worth_measuring(problem, geometry(problem.conv))[0]))
+    lines = make_plan(problem, None, next(entry for entry in candidates(problem) if entry["kernel"] == "lines"))
     twin = make_plan(problem, None, {"kernel": "plain"})
     assert lines.kernel.startswith("lines") and not twin.kernel.startswith("lines")
     operands = integers_on_gpu(problem)
@@ -282,29 +284,33 @@ def test_lines_are_chosen(text: str) -> None:
     assert make_plan(Problem.parse(f"weight_grad bf16 {text} cuda"), None).kernel.startswith("lines")
 
 
-def test_copies_of_ragged_channels_keep_within_the_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    from convgrad.backends.triton import line_plans, ways
-    from convgrad.backends.triton.geometry import geometry
+def test_copies_of_ragged_channels_keep_within_the_workspace() -> None:
+    from convgrad.backends.triton import line_plans
+    from convgrad.backends.triton.gpu import H200
+    from convgrad.backends.triton.kernel import best_tile
+    from convgrad.backends.triton.registry import query_of
 
-    monkeypatch.setattr(line_plans, "INTERPRETED", False)
     problem = Problem.parse("weight_grad bf16 n64 c150 k152 i1000 w7 p384:0 d64 NLC OLI cuda")
-    geo = geometry(problem.conv)
     copy = 2 * 64 * 1000 * 152  # of x alone
     for limit in (None, 2 * copy, copy):
-        way = ways.by_lines(problem, geo, limit, None)
-        assert way is not None and copy <= way.workspace_bytes <= (limit or 64 << 20)
-    assert ways.by_lines(problem, geo, copy - 1, None) is None
+        query = query_of(problem, limit, H200)
+        tile, _ = best_tile(line_plans.KERNEL, query, None)
+        assert copy <= line_plans.build(query, tile).workspace_bytes <= (limit or 64 << 20)
+    assert not list(line_plans.tiles(query_of(problem, copy - 1, H200)))
 
 
-def test_turned_tiles_are_for_results_with_neighbouring_output_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turned_tiles_are_for_results_with_neighbouring_output_channels() -> None:
     from convgrad.backends.triton import line_plans
-    from convgrad.backends.triton.geometry import geometry
+    from convgrad.backends.triton.gpu import H200
+    from convgrad.backends.triton.kernel import best_tile
+    from convgrad.backends.triton.registry import query_of
 
-    monkeypatch.setattr(line_plans, "INTERPRETED", False)
     for layout, turned in (("LIO", True), ("OLI", False)):
         problem = Problem.parse(f"weight_grad bf16 n80 c2048 k4096 i50 w1 TBC {layout} cuda")
-        found = line_plans.for_problem(problem, geometry(problem.conv), None, None)
-        assert found is not None and found.tile.splits == 1 and found.tile.turned == turned
+        query = query_of(problem, gpu=H200)
+        tile, _ = best_tile(line_plans.KERNEL, query, None)
+        found = line_plans.line_plan(problem, query.geo, tile).tile
+        assert found.splits == 1 and found.turned == turned
 
 
 @needs_interpreter
@@ -312,9 +318,9 @@ def test_turned_tiles_are_for_results_with_neighbouring_output_channels(monkeypa
                                   "bf16 n1 c8 k8 i3x4 w3x1 p1x0 g4"])
 def test_tiles_with_a_nan_pixel_by_pixel(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU; elsewhere the interpreter takes many pixels at once."""
-    from convgrad.backends.triton import plans
+    from convgrad.backends.triton import pointer_plans
 
-    monkeypatch.setattr(plans, "by_pixel", lambda numbers: True)
+    monkeypatch.setattr(pointer_plans, "BY_PIXEL", True)
     clear_plan_cache()
     try:
         assert check_nonfinite(f"weight_grad {text}", "triton")

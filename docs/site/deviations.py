@@ -18,8 +18,8 @@ SHOWN = ("what", "operator", "document", "documents", "library", "vendor", "thei
 def page(folder: Path) -> str:
     """One table a dialect. Every row is held by a test, so that it stays true."""
     parts = ["# Deviations", "",
-             "Where a dialect knowingly differs from its vendor's document or library, or where the two disagree and one "
-             "is followed. Each line is held by a test.", ""]
+             "Where a dialect knowingly differs from its vendor's document or library, or where the two disagree and "
+             "one is followed. Each line is held by a test.", ""]
     for name, title in TITLES.items():
         parts += [f"## {title}", "", *table(entries(folder / f"{name}.toml")), ""]
     return "\n".join(parts)

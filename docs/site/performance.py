@@ -17,8 +17,8 @@ HEAD = ("class", "dtype", "gradient", "rows", "mean", "lowest", "lowest layer", 
 def pages(results: Path) -> dict[str, str]:
     """The summary as Markdown, and the interactive report of each run."""
     parts = ["# Performance", "",
-             "Ratios are the peer's time over ours: above 1 we are faster. Means are geometric. Every row was proved before "
-             "it was timed; the reports say for each row whether all elements were compared or samples.", ""]
+             "Ratios are the peer's time over ours: above 1 we are faster. Means are geometric. Every row was proved "
+             "before it was timed; the reports say for each row whether all elements were compared or samples.", ""]
     made: dict[str, str] = {}
     for name, title in RUNS:
         found = load([results / f"{name}.json"])

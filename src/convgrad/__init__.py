@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 # Dialects and framework front ends load when first named: `convgrad.cann`, `convgrad.torch`, ...
-_LAZY = ("torch", "jax", "onednn", "cann", "ascendc")
+_LAZY = ("torch", "jax", "onednn", "cann", "ascendc", "tile")
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 from .frontends import Again, Kind, kind_of
-from .plan import plan
+from .plan import checked_request, plan
 from .problem import SPATIAL_LETTERS, Conv, Plan, Problem, axis_order, checked_int, checked_ints, checked_padding
 from .scaled import as_float32
 
@@ -43,6 +43,7 @@ class Call:
     operand_orders: tuple[tuple[int, ...] | None, ...]
     result_shapes: tuple[tuple[int, ...], ...]  # in the caller's layout
     result_orders: tuple[tuple[int, ...] | None, ...]
+    backend: str | None = None  # the one that was asked for
     again: Again | Literal[False] | None = False  # what `Kind.again` said of it when it had run
 
 
@@ -78,9 +79,22 @@ def _exact(value: Any) -> Any:
         return tuple([item if type(item) in PLAIN else _exact(item) for item in value])
     if kind in PLAIN:
         return value
-    if hasattr(value, "tolist"):
+    if hasattr(value, "tolist") and not isinstance(value, (type, memoryview)):
         return _exact(value.tolist())
-    return kind, operator.index(value) if hasattr(value, "__index__") else repr(value)
+    if hasattr(value, "__index__") and not isinstance(value, type):
+        return kind, operator.index(value)
+    if isinstance(value, Sequence):
+        return kind, tuple([_exact(item) for item in value])
+    # NOTE: not its repr: two objects at the same address, one after the other, may have the same.
+    return object()
+
+
+def _checked_words(options: Options) -> None:
+    """Refuse options that must be strings and are not."""
+    for name in ("compute", "dtype", "out_dtype", "backend"):
+        value = getattr(options, name)
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"{name} must be a string, got {value!r}")
 
 
 def _axes(arrays: dict[str, Any], names: dict[str, str]) -> int:
@@ -95,27 +109,29 @@ def _axes(arrays: dict[str, Any], names: dict[str, str]) -> int:
     return rank - 2
 
 
-def _order(name: str, axes: int, options: Options) -> tuple[int, ...]:
+def order_of(name: str, axes: int, options: Options) -> tuple[int, ...]:
     """Position of each canonical axis in the caller's layout of an operand or result."""
-    if name == "weight":
-        return axis_order(options.weight_layout or "OI" + SPATIAL_LETTERS[axes], axes, weights=True)
-    return axis_order(options.layout or "NC" + SPATIAL_LETTERS[axes], axes)
+    weights = name == "weight"
+    layout = options.weight_layout if weights else options.layout
+    return axis_order("" if layout is None else layout, axes, weights)
 
 
 def _canonical_shape(arrays: dict[str, Any], name: str, options: Options) -> tuple[int, ...]:
     shape = arrays[name].shape
-    return tuple(shape[place] for place in _order(name, len(shape) - 2, options))
+    return tuple(shape[place] for place in order_of(name, len(shape) - 2, options))
 
 
 def _same_padding(padding: str, in_size: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...],
                   dilation: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Pads that give ceil(in/stride) outputs; the odd element goes to the high end for same_upper."""
-    if padding not in ("valid", "same_upper", "same_lower"):
-        raise ValueError(f"padding={padding!r} is none of 'valid', 'same_upper', 'same_lower'")
+    """Pads that give ceil(in/stride) outputs; the odd element goes to the high end for same and same_upper."""
+    if padding not in ("valid", "same", "same_upper", "same_lower"):
+        raise ValueError(f"padding={padding!r} is none of 'valid', 'same', 'same_upper', 'same_lower'")
+    if padding == "same" and any(step != 1 for step in stride):
+        raise ValueError(f"padding='same' goes with stride 1, got {stride}: say 'same_upper' or 'same_lower'")
     pairs = []
     for size, k, s, d in zip(in_size, kernel, stride, dilation):
         total = max(0, (-(-size // s) - 1) * s + d * (k - 1) + 1 - size) if padding != "valid" else 0
-        low = total // 2 if padding == "same_upper" else total - total // 2
+        low = total - total // 2 if padding == "same_lower" else total // 2
         pairs.append((low, total - low))
     return tuple(pairs)
 
@@ -123,6 +139,7 @@ def _same_padding(padding: str, in_size: tuple[int, ...], kernel: tuple[int, ...
 def geometry_of(arrays: dict[str, Any], options: Options, stride: Ints, padding: Padding, dilation: Ints, groups: int,
               input_size: Ints | None = None, kernel_size: Ints | None = None) -> Conv:
     """The Conv that a call's arrays and parameters describe; checks the arrays against each other."""
+    _checked_words(options)
     axes = _axes(arrays, {})
     shapes = {name: _canonical_shape(arrays, name, options) for name in arrays}
     in_size = shapes["input"][2:] if "input" in shapes else checked_ints(input_size, "input_size", axes, 0)
@@ -161,6 +178,7 @@ def _check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...], g
 def transposed_geometry(arrays: dict[str, Any], options: Options, stride: Ints, padding: Padding, dilation: Ints,
                          groups: int, output_padding: Ints) -> Conv:
     """The Conv whose input gradient is this transposed convolution."""
+    _checked_words(options)
     names = {"grad_output": "input", "input": "grad_output"}
     axes = _axes(arrays, names)
     batch, channels, *small = _canonical_shape(arrays, "grad_output", options)
@@ -172,9 +190,6 @@ def transposed_geometry(arrays: dict[str, Any], options: Options, stride: Ints, 
     strides, dilations = checked_ints(stride, "stride", axes, 1), checked_ints(dilation, "dilation", axes, 1)
     extra = checked_ints(output_padding, "output_padding", axes, 0)
     groups = checked_int(groups, "groups", 1)
-    for axis, (more, step) in enumerate(zip(extra, strides)):
-        if more >= step:
-            raise ValueError(f"output_padding[{axis}]={more} must be less than stride[{axis}]={step}")
     if weight[0] != channels:
         raise ValueError(f"weight has {weight[0]} input channels, but the input has {channels}")
     if channels % groups:
@@ -190,6 +205,9 @@ def transposed_geometry(arrays: dict[str, Any], options: Options, stride: Ints, 
             else checked_padding(padding, axes)
         large = tuple((size - 1) * step + d * (k - 1) + 1 + more - low - high for size, step, d, k, more, (low, high)
                       in zip(small, strides, dilations, kernel, extra, pads))
+    for axis, (more, step) in enumerate(zip(extra, strides)):
+        if more >= step:
+            raise ValueError(f"output_padding[{axis}]={more} must be less than stride[{axis}]={step}")
     if any(size < 0 for size in large):
         raise ValueError(f"padding {pads} is larger than the output: input size {tuple(small)}, kernel {kernel}, "
                          f"stride {strides}, dilation {dilations} give {large}")
@@ -205,6 +223,59 @@ def transposed_geometry(arrays: dict[str, Any], options: Options, stride: Ints, 
     return geometry
 
 
+def reached_part(arrays: dict[str, Any], options: Options, stride: Ints, padding: Padding,
+                 output_padding: Ints) -> tuple[Padding, Ints, tuple[int, ...]]:
+    """Padding and output_padding of a transposed convolution with output_padding below the stride, and what is left.
+
+    output_padding first takes the place of the padding at the end. What then goes beyond the last tap by a stride or
+    more is reached by nothing: those positions per axis are left to the caller, as zeros at the high end.
+    """
+    names = {"grad_output": "input", "input": "grad_output"}
+    axes = _axes(arrays, names)
+    extra, steps = checked_ints(output_padding, "output_padding", axes, 0), checked_ints(stride, "stride", axes, 1)
+    if all(more < step for more, step in zip(extra, steps)):
+        return padding, output_padding, ()
+    if isinstance(padding, str) and padding != "valid":
+        return padding, output_padding, ()  # refused: the padding fixes the size
+    pairs = ((0, 0),) * axes if isinstance(padding, str) else checked_padding(padding, axes)
+    beyond = [max(0, more - high) for more, (_, high) in zip(extra, pairs)]
+    left = tuple(more if more >= step else 0 for more, step in zip(beyond, steps))
+    return (tuple((low, max(0, high - more)) for more, (low, high) in zip(extra, pairs)),
+            tuple(more - rest for more, rest in zip(beyond, left)), left)
+
+
+def without_rest(array: Any, left: tuple[int, ...], options: Options) -> Any:
+    """A view of an array of the output's shape without the positions at the high end that nothing reaches."""
+    order = order_of("input", len(left), options)
+    window: list[slice] = [slice(None)] * array.ndim
+    for rest, axis in zip(left, order[2:]):
+        window[axis] = slice(max(0, array.shape[axis] - rest))
+    return array[tuple(window)]
+
+
+def with_rest(call: Call, arrays: dict[str, Any], out: Any, left: tuple[int, ...], options: Options,
+              prepare_run: Callable[[Any], Callable[[], Sequence[Any]]]) -> Any:
+    """Run a transposed convolution into the part of its output that taps reach; the rest of the output is 0."""
+    like, out_format = next(iter(arrays.values())), call.plan.problem.out_dtype
+    shape = list(call.result_shapes[0])
+    for rest, axis in zip(left, order_of("input", len(left), options)[2:]):
+        shape[axis] += rest
+    if out is None:
+        whole = call.kind.empty(tuple(shape), out_format, like)
+    else:
+        whole = out
+        call.kind.check_out(out, tuple(shape), out_format, "out", arrays)
+    if out is None and call.kind.recorded(arrays):  # a copy is recorded, a result that is written in place is not
+        part = prepare_run(None)()[0]
+        whole[...] = 0
+        without_rest(whole, left, options)[...] = part
+        return whole
+    run = prepare_run(without_rest(whole, left, options))
+    whole[...] = 0
+    run()
+    return call.kind.returned(whole, like)
+
+
 def exchanged(weight_layout: str | None) -> str | None:
     """A transposed convolution's weight layout in the letters of the convolution it transposes: I and O exchanged."""
     return weight_layout.upper().translate(str.maketrans("IO", "OI")) if isinstance(weight_layout, str) \
@@ -216,6 +287,7 @@ def bias_call(grad_output: Any, options: Options) -> tuple[Call, dict[str, Any]]
     kind, key = call_key("bias", arrays, (), options)
     call = prepared_calls.get(key)
     if call is None:
+        _checked_words(options)
         _axes(arrays, {})
         n, k, *size = _canonical_shape(arrays, "grad_output", options)
         call = prepare(key, kind, "bias", Conv(n, 1, k, tuple(size), (1,) * len(size)), arrays, options)
@@ -228,18 +300,22 @@ def checked_mask(output_mask: Sequence[bool], out: Sequence[Any] | None) -> tupl
         return ALL_THREE, NO_OUTS
     if not isinstance(output_mask, Sequence):
         raise TypeError(f"output_mask must have three values (input, weight, bias), got {output_mask!r}")
-    mask = tuple(bool(wanted) for wanted in output_mask)
-    if len(mask) != 3:
-        raise ValueError(f"output_mask must have three values (input, weight, bias), got {len(mask)}")
+    if len(output_mask) != 3:
+        raise ValueError(f"output_mask must have three values (input, weight, bias), got {len(output_mask)}")
+    for wanted in output_mask:
+        # True, False and what equals them: 1, 0, NumPy's and torch's
+        if isinstance(wanted, (str, bytes)) or wanted is None or wanted not in (True, False):
+            raise TypeError(f"output_mask must have three bools (input, weight, bias), got {output_mask!r}")
+    mask = tuple([bool(wanted) for wanted in output_mask])
     outs = (None, None, None) if out is None else out
     if not isinstance(outs, (tuple, list)) or len(outs) != 3:
         raise TypeError("out must be three arrays or None: (grad_input, grad_weight, grad_bias)")
     return mask, {label: array for label, array, wanted in zip(OUT_LABELS, outs, mask) if wanted}
 
 
-def prepare(key: Any, kind: Kind, wrt: str, geometry: Conv, arrays: dict[str, Any], options: Options,
-             names: dict[str, str] = SAME_NAMES) -> Call:
-    """Plan a call and remember it under `key`."""
+def problem_of(kind: Kind, wrt: str, geometry: Conv, arrays: dict[str, Any], options: Options,
+               names: dict[str, str] = SAME_NAMES) -> tuple[Problem, dict[str, str]]:
+    """The problem that a call asks, and the number formats of its operands."""
     formats = {name: kind.format_of(array, names.get(name, name), options.dtype) for name, array in arrays.items()}
     first_name, first = next(iter(formats.items()))
     for name, found in formats.items():
@@ -247,22 +323,39 @@ def prepare(key: Any, kind: Kind, wrt: str, geometry: Conv, arrays: dict[str, An
             raise TypeError(f"all operands must have one dtype: {names.get(first_name, first_name)} is {first}, "
                             f"{names.get(name, name)} is {found}")
     device, memory_order = kind.home(arrays)
-    problem = Problem(geometry, wrt, first, options.out_dtype or "", options.compute or "",
-                      options.layout or memory_order or "", options.weight_layout or "", device, bool(options.scaled))
-    threads = kind.threads() if options.num_threads is None and device == "cpu" else options.num_threads
+    return Problem(geometry, wrt, first, options.out_dtype or "", options.compute or "",
+                   options.layout or memory_order or "", options.weight_layout or "", device,
+                   bool(options.scaled)), formats
+
+
+def nothing_asked(kind: Kind, geometry: Conv, arrays: dict[str, Any], options: Options, workspace: Any,
+                  names: dict[str, str] = SAME_NAMES) -> tuple[None, None, None]:
+    """The results of a call whose mask asks for none; its arguments are checked all the same."""
+    problem_of(kind, "input", geometry, arrays, options, names)
+    checked_request(options.backend, options.max_workspace_bytes, options.num_threads)
+    if workspace is not None:
+        kind.check_workspace(workspace, 0, {names.get(name, name): array for name, array in arrays.items()})
+    return None, None, None
+
+
+def prepare(key: Any, kind: Kind, wrt: str, geometry: Conv, arrays: dict[str, Any], options: Options,
+             names: dict[str, str] = SAME_NAMES) -> Call:
+    """Plan a call and remember it under `key`."""
+    problem, formats = problem_of(kind, wrt, geometry, arrays, options, names)
+    threads = kind.threads() if options.num_threads is None and problem.device == "cpu" else options.num_threads
     chosen = plan(problem, backend=options.backend, max_workspace_bytes=options.max_workspace_bytes,
                   num_threads=threads)
     axes = geometry.axes
-    orders = [_order(name, axes, options) for name in problem.operands]
+    orders = [order_of(name, axes, options) for name in problem.operands]
     shapes, result_orders = [], []
     for result in problem.results:
         shape = geometry.shape_of(result)
-        order = None if result == "bias" else _order("weight" if result == "weight" else "input", axes, options)
+        order = None if result == "bias" else order_of("weight" if result == "weight" else "input", axes, options)
         shapes.append(shape if order is None else tuple(shape[order.index(place)] for place in range(len(shape))))
         result_orders.append(None if order is None or order == tuple(sorted(order)) else order)
     call = Call(kind, chosen, tuple(formats[name] for name in problem.operands),
                 tuple(None if order == tuple(sorted(order)) else order for order in orders),
-                tuple(shapes), tuple(result_orders))
+                tuple(shapes), tuple(result_orders), options.backend)
     if len(prepared_calls) >= CACHE_LIMIT:
         prepared_calls.clear()
     prepared_calls[key] = call
@@ -305,54 +398,3 @@ def _checked_number(scale: Any, name: str) -> float:
     if not 0 < value < math.inf:
         raise ValueError(f"scales[{name!r}] must be positive and finite as a float32, got {scale!r}")
     return value
-
-
-def ready(call: Call, arrays: dict[str, Any], outs: dict[str, Any], workspace: Any,
-          names: dict[str, str] = SAME_NAMES, taken: dict[str, Any] = NOTHING,
-          scales: dict[str, Any] = NOTHING) -> Callable[[], Sequence[Any]]:
-    """Check everything about the arrays of a prepared call and return the function that runs it.
-
-    `outs` are the caller's output arrays (or None) by the name for messages, one per result; `taken` are other arrays
-    that they must not overlap; `scales` those of a scaled call, by the caller's names of the tensors.
-    """
-    again = call.again
-    if again and workspace is None and not scales and all([out is None for out in outs.values()]):
-        return lambda: again(arrays.values()) or checked(call, arrays, outs, workspace, names, taken, scales)()
-    return checked(call, arrays, outs, workspace, names, taken, scales)
-
-
-def checked(call: Call, arrays: dict[str, Any], outs: dict[str, Any], workspace: Any, names: dict[str, str],
-            taken: dict[str, Any], scales: dict[str, Any]) -> Callable[[], Sequence[Any]]:
-    """What `ready` does for a call that does not only repeat an earlier one with new results."""
-    kind, chosen = call.kind, call.plan
-    out_format = chosen.problem.out_dtype
-    operands = tuple([
-        kind.operand(array, names.get(name, name), order, format_name)
-        for (name, array), order, format_name in zip(arrays.items(), call.operand_orders, call.formats)])
-    if scales:
-        tensors = [scaled.removesuffix("_scale") for scaled in chosen.problem.scales]
-        operands += tuple([scales[names.get(name, name)] for name in tensors])
-        taken = {**taken, **{f"scales[{name!r}]": scale for name, scale in scales.items() if hasattr(scale, "dtype")}}
-    like = next(iter(arrays.values()))
-    results: dict[str, Any] = {}
-    for (label, out), shape in zip(outs.items(), call.result_shapes):
-        if out is None:
-            out = kind.empty(shape, out_format, like)
-        else:
-            others = {names.get(name, name): array for name, array in arrays.items()}
-            kind.check_out(out, shape, out_format, label, {**others, **taken, **results})
-        results[label] = out
-    targets = tuple([kind.operand(result, label, order, out_format)
-                     for (label, result), order in zip(results.items(), call.result_orders)])
-    if workspace is not None:
-        others = {names.get(name, name): array for name, array in arrays.items()}
-        kind.check_workspace(workspace, chosen.workspace_bytes, {**others, **taken, **results})
-        workspace = kind.workspace_view(workspace)
-
-    def run() -> Sequence[Any]:
-        kind.execute(chosen.run, operands, targets, workspace)
-        if call.again is False and workspace is None and not scales and all([out is None for out in outs.values()]):
-            call.again = kind.again(chosen.run, operands, targets, tuple(results.values()))
-        return tuple([kind.returned(result, like) for result in results.values()])
-
-    return run

@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 import time
+import traceback
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from .explain import explain
-from .machine import backend_states, cores, device_of, graphics_cards, processor
+from .machine import backend_states, cores, device_of, graphics_cards, interpreted, processor
 from .plan import BACKENDS, plan
 from .problem import DTYPES, LONG_DTYPE, WRT, Problem, Unsupported
 from .verify import Wrong, check_problem, geometry_sets, in_order, real_operands, run_problem
 
-DONE, WRONG, BAD_INPUT, REFUSED = 0, 1, 2, 3
+DONE, WRONG, BAD_INPUT, REFUSED, FAULT = 0, 1, 2, 3, 4
 JUDGED_FLOPS = 2e10  # up to here the reference needs seconds
-EXIT_CODES = "exit codes: 0 done, 1 a wrong result was found, 2 bad input, 3 no backend can run the problem"
+EXIT_CODES = ("exit codes: 0 done, 1 a wrong result was found, 2 bad input or too little memory, 3 no backend can run "
+              "the problem, 4 a fault of convgrad itself")
 
 # Commands of other modules, imported when they are asked for. Each module has a function `add_commands(subparsers)`
 # whose parsers set `run`, a function of the parsed arguments that returns the exit code.
@@ -32,7 +34,9 @@ COMMANDS = {
     "view": "convgrad.pages.commands",
     "onednn": "convgrad.frontends.onednn.command",
     "ascendc": "convgrad.frontends.ascendc.commands",
+    "cann": "convgrad.frontends.cann.commands",
     "tune": "convgrad.backends.triton.tune",
+    "fuzz": "convgrad.fuzz.command",
 }
 
 # The self-check: one problem of each kind, all formats, in a second or two.
@@ -55,6 +59,11 @@ SELF_CHECK = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    forced = os.environ.get("CONVGRAD_BACKEND")
+    if forced and forced not in BACKENDS:
+        print(f"convgrad: the environment variable CONVGRAD_BACKEND={forced!r} is none of {', '.join(BACKENDS)}",
+              file=sys.stderr)
+        return BAD_INPUT
     try:
         parser = make_parser(words)
         args, unknown = parser.parse_known_args(words)
@@ -65,11 +74,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Unsupported as error:
         print(f"convgrad: {error}", file=sys.stderr)
         return REFUSED
+    except MemoryError as error:
+        print(f"convgrad: not enough memory{f': {error}' if str(error) else ''}", file=sys.stderr)
+        return BAD_INPUT
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
+    except Exception:  # not 1, which says that a wrong result was found
+        traceback.print_exc()
+        print("convgrad: this is a fault of convgrad, please report it with the lines above", file=sys.stderr)
+        return FAULT
 
 
 def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
@@ -84,9 +100,9 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run a problem, judge its result, time it", epilog=EXIT_CODES)
     run.add_argument("problem", type=problem_argument, help='such as "input_grad f32 n8 c64 k64 i56x56 w3x3 p1x1"')
     add_choices(run)
-    run.add_argument("--seed", type=int, default=0, help="of the random operands (default: %(default)s)")
+    run.add_argument("--seed", type=int_from(0), default=0, help="of the random operands (default: %(default)s)")
     run.add_argument("--judge", action="store_true", help="judge the result of a large problem too: minutes")
-    run.add_argument("--seconds", type=float, default=0.5, help="how long to time it (default: %(default)s)")
+    run.add_argument("--seconds", type=seconds_argument, default=0.5, help="how long to time it (default: %(default)s)")
     run.set_defaults(run=run_one)
 
     check = commands.add_parser("verify", help="compare every backend with the reference", epilog=EXIT_CODES)
@@ -94,7 +110,8 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
                        + ", ".join(geometry_sets()) + " (default: %(default)s)")
     add_choices(check)
     check.add_argument("--dtype", type=dtypes_argument, help="number formats, comma-separated (default: all)")
-    check.add_argument("--seed", type=int, default=0, help="of the random operands (default: %(default)s)")
+    check.add_argument("--seed", type=int_from(0), default=0, help="of the random operands (default: %(default)s)")
+    check.add_argument("--seconds", type=float, default=280.0, help="for all kernels of a GPU (default: %(default)s)")
     check.set_defaults(run=verify)
 
     show = commands.add_parser("explain", help="how a problem would be solved, and why so", epilog=EXIT_CODES)
@@ -154,6 +171,16 @@ def int_from(minimum: int) -> Any:
         return int(text)
 
     return number
+
+
+def seconds_argument(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return seconds
 
 
 def dtypes_argument(text: str) -> tuple[str, ...]:
@@ -258,6 +285,13 @@ def verify(args: argparse.Namespace) -> int:
     if not backends:
         print("convgrad: no backend to verify is available here", file=sys.stderr)
         return REFUSED
+    everything = args.set == set_argument("all") and args.dtype is None
+    for backend in [name for name in backends if everything and device_of(name) == "cuda" and not interpreted()]:
+        from .fuzz.coverage import verify_on_gpu  # which kernels run decides there, not which geometries
+
+        backends.remove(backend)
+        if not verify_on_gpu(backend, args.seconds, lambda text: console.print(text, highlight=False)):
+            return WRONG
     problems = list(asked(args.set, args.dtype))
     refusals: Counter[tuple[str, str]] = Counter()
     columns = TextColumn("{task.description:10}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()

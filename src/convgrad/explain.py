@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .plan import plan
+from .beside_torch import why_torch
+from .machine import cores
+from .plan import notes_since, plan
 from .problem import Conv, Plan, Problem
 
 SKETCH_WIDTH = 72  # columns; longer axes are cut with an ellipsis
@@ -16,6 +18,7 @@ class Explanation:
 
     plan: Plan
     sketch: str
+    threads: int
 
     def __str__(self) -> str:
         chosen, problem = self.plan, self.plan.problem
@@ -27,8 +30,11 @@ class Explanation:
             f"workspace  {chosen.workspace_bytes:,} bytes",
             f"work       {problem.flops:,} FLOP, at least {problem.min_bytes:,} bytes ({intensity:.1f} FLOP/byte)",
         ]
-        lines += [f"note       {note}" for note in chosen.notes]
+        lines += [f"note       {note}" for note in (*chosen.notes, *notes_since(chosen))]
         lines += [f"refused    {who}: {why}" for who, why in chosen.refusals]
+        if problem.device == "cpu" and chosen.backend == "native":
+            why = why_torch(problem, chosen.kernel, self.threads)
+            lines.append(f"install()  served by {'torch, ' + why if why else 'convgrad'}")
         return "\n".join([*lines, "", self.sketch])
 
 
@@ -52,7 +58,7 @@ def explain(problem: Problem | str, *, backend: str | None = None, max_workspace
     conv = chosen.problem.conv
     if not -conv.axes <= axis < conv.axes:
         raise ValueError(f"axis={axis} is not one of the {conv.axes} spatial axes (0 to {conv.axes - 1}, or negative)")
-    return Explanation(chosen, sketch_axis(conv, axis % conv.axes))
+    return Explanation(chosen, sketch_axis(conv, axis % conv.axes), num_threads or cores())
 
 
 def sketch_axis(conv: Conv, axis: int) -> str:

@@ -1,7 +1,4 @@
-"""`import convgrad.jax`: another name of `convgrad.frontends.jax`, differentiable convolutions for JAX."""
-
-import sys
+"""convgrad for JAX: convolutions inside jit, grad, jvp, vmap and sharded programs."""
 
 from .frontends.jax import *  # noqa: F403
-
-sys.modules[__name__] = sys.modules["convgrad.frontends.jax"]
+from .frontends.jax import __all__ as __all__

@@ -47,19 +47,42 @@ def graphics_cards() -> tuple[str, ...]:
     return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
 
 
+def interpreted() -> bool:
+    """Whether Triton's kernels run in its interpreter, on the CPU."""
+    return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+
+
 def device_of(backend: str) -> str:
     """Where the arrays of a backend lie."""
     return next((device for device, names in ORDER.items() if backend in names), "cpu")
 
 
+def cuda_missing() -> str | None:
+    """Why nothing can be computed on CUDA tensors here, or None; Triton's interpreter computes on the CPU."""
+    if interpreted():
+        return None
+    try:
+        from .frontends.torch.tensors import has_cuda
+    except ImportError as error:
+        return f"not available: {error}"
+    return None if has_cuda() else "there is no CUDA device here"
+
+
 def backend_states() -> dict[str, str | None]:
     """For every backend None when it runs here, or the reason why not."""
-    states: dict[str, str | None] = {}
-    for name in BACKENDS:
-        tiny = Problem(Conv(1, 1, 1, (3,), (2,)), "input", device=device_of(name))
-        try:
-            load(name).plan(tiny)
-            states[name] = None
-        except (Unsupported, ImportError) as error:
-            states[name] = str(error)
-    return states
+    return {name: backend_state(name) for name in BACKENDS}
+
+
+def backend_state(name: str) -> str | None:
+    """None when a backend runs here, or the reason why not."""
+    return planner_state(name) or (cuda_missing() if device_of(name) == "cuda" else None)
+
+
+def planner_state(name: str) -> str | None:
+    """None when a backend makes plans here, which needs no GPU, or the reason why not."""
+    tiny = Problem(Conv(1, 1, 1, (3,), (2,)), "input", device=device_of(name))
+    try:
+        load(name).plan(tiny)
+        return None
+    except (Unsupported, ImportError) as error:
+        return str(error)

@@ -186,8 +186,12 @@ def round_operand(values: Array, compute: str) -> Array:
 
 
 def sum_error_factor(length: int) -> float:
-    """f(L) of the numerical contract: how many f32 unit roundoffs of sum|a*b| a sum of L products may be off."""
-    return 8.0 + 2.0 * math.sqrt(length)
+    """f(L) of the numerical contract: how many unit roundoffs of sum|a*b| a sum of L products may be off.
+
+    It counts the roundings that a term may pass through: in blocks of at most 512 terms, where at most 2*sqrt(L) sums
+    of blocks are added in a row, and a few beside these. So it holds for any data.
+    """
+    return 8.0 + min(length, 512) + 2.0 * math.sqrt(length)
 
 
 # What sums of FP8 products on tensor cores may lose, of the sum of |a*b|. An instruction adds 32 products to a sum: it

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
+from .checks import check_counts, check_room
 from .problem import Plan, Problem, Unsupported, checked_int
 
 # Every backend is one module with a function `plan`. A new backend is a module and a line here.
@@ -19,6 +20,25 @@ BACKENDS = {
 }
 # Who is asked when the caller names no backend. The reference is never in this list: it is a thousand times slower.
 ORDER = {"cpu": ("native",), "cuda": ("triton",)}
+
+
+class Prepared(Protocol):
+    """A call with nothing left to decide: addresses in, work started; what front ends keep for calls that repeat.
+
+    `run` may be called by several threads. It releases the interpreter's lock and, on a GPU, starts the work on a
+    stream without waiting for it. A failure is a RuntimeError that names the kernel and the problem.
+    """
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Size of the workspace that `run` needs, aligned to 64 bytes on the CPU and to 512 on a GPU."""
+
+    def run(self, addresses: Sequence[int], stream: int = 0, workspace: int = 0) -> None:
+        """Run on tensors that begin at `addresses`: the operands, then the results, in the order of `Plan.run`.
+
+        `stream` is the handle of a CUDA stream (0 is the default stream), `workspace` the address of so many bytes.
+        """
+
 
 Call = Callable[[], None]
 CACHE_LIMIT = 4096
@@ -53,12 +73,7 @@ def plan(problem: Problem | str, *, backend: str | None = None, max_workspace_by
     """
     if not isinstance(problem, Problem):
         problem = Problem.parse(problem)
-    if num_threads is not None:
-        num_threads = checked_int(num_threads, "num_threads", 1)
-    if max_workspace_bytes is not None:
-        max_workspace_bytes = checked_int(max_workspace_bytes, "max_workspace_bytes", 0)
-    if backend is not None and not isinstance(backend, str):
-        raise TypeError(f"backend must be a string, got {backend!r}")
+    backend, max_workspace_bytes, num_threads = checked_request(backend, max_workspace_bytes, num_threads)
     key = (problem, backend, max_workspace_bytes, num_threads)
     found = _cache.get(key)
     if found is None:
@@ -69,6 +84,17 @@ def plan(problem: Problem | str, *, backend: str | None = None, max_workspace_by
     return found
 
 
+def checked_request(backend: object, max_workspace_bytes: object,
+                    num_threads: object) -> tuple[str | None, int | None, int | None]:
+    """The arguments of `plan` beside the problem, or an error that names the bad one."""
+    if backend is not None and not isinstance(backend, str):
+        raise TypeError(f"backend must be a string, got {backend!r}")
+    if backend and backend not in BACKENDS:
+        raise ValueError(f"backend={backend!r} is none of {', '.join(BACKENDS)}")
+    room = None if max_workspace_bytes is None else checked_int(max_workspace_bytes, "max_workspace_bytes", 0)
+    return backend, room, None if num_threads is None else checked_int(num_threads, "num_threads", 1)
+
+
 def clear_plan_cache() -> None:
     """Forget all plans, for example after an environment variable changed."""
     _cache.clear()
@@ -77,7 +103,7 @@ def clear_plan_cache() -> None:
 def _choose(problem: Problem, backend: str | None, max_workspace_bytes: int | None, num_threads: int | None) -> Plan:
     name = backend or os.environ.get("CONVGRAD_BACKEND") or None
     if name is not None and name not in BACKENDS:
-        raise ValueError(f"backend={name!r} is none of {', '.join(BACKENDS)}")
+        raise ValueError(f"the environment variable CONVGRAD_BACKEND={name!r} is none of {', '.join(BACKENDS)}")
     refusals: dict[str, str] = {}
     for candidate in (name,) if name else ORDER[problem.device]:
         try:
@@ -107,14 +133,24 @@ def load(name: str) -> Any:
         raise Unsupported(f"not available: {error}") from error
 
 
+def notes_since(chosen: Plan) -> tuple[str, ...]:
+    """What its backends know of a plan that they did not know when they made it."""
+    asked = (getattr(load(name), "notes_since", None) for name in chosen.backend.split("+"))
+    return tuple(note for notes in asked if notes is not None for note in notes(chosen.problem))
+
+
 def _compose(problem: Problem, backend: str | None, max_workspace_bytes: int | None, num_threads: int | None) -> Plan:
     """Several results that no backend computes in one pass: one plan each, run one after the other."""
-    parts = [plan(problem.with_(wrt=wrt), backend=backend, max_workspace_bytes=max_workspace_bytes,
-                  num_threads=num_threads) for wrt in problem.results]
-    if problem.results[-2:] == ("weight", "bias") and len(parts) == 3:
-        with contextlib.suppress(Unsupported):  # the bias gradient rides along where a backend can do that
-            parts[1:] = [plan(problem.with_(wrt="weight+bias"), backend=backend,
-                              max_workspace_bytes=max_workspace_bytes, num_threads=num_threads)]
+    def planned(*wrt: str) -> list[Plan]:
+        return [plan(problem.with_(wrt=one), backend=backend, max_workspace_bytes=max_workspace_bytes,
+                     num_threads=num_threads) for one in wrt]
+
+    first, *rest = problem.results
+    parts = planned(first)
+    with contextlib.suppress(Unsupported):  # the bias gradient rides along where a backend can do that
+        parts += planned("weight+bias") if rest == ["weight", "bias"] else planned(*rest)
+    if len(parts) == 1:
+        parts += planned(*rest)
     names = (*problem.operands, *problem.scales)
     picks = [[names.index(name) for name in (*part.problem.operands, *part.problem.scales)] for part in parts]
 
@@ -127,13 +163,17 @@ def _compose(problem: Problem, backend: str | None, max_workspace_bytes: int | N
             first = last
         return found
 
+    needed = max(part.workspace_bytes for part in parts)
+
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any = None) -> None:
+        check_counts(problem, operands, results)
+        check_room(workspace, needed)
         for call in calls(operands, results, workspace):
             call()
 
     backends = list(dict.fromkeys(part.backend for part in parts))
     alike = len(backends) == 1 and not problem.scaled  # scales need not be tensors
     as_one = getattr(load(backends[0]), "as_one", None) if alike else None
-    return Plan(problem, "+".join(backends), " + ".join(part.kernel for part in parts),
-                as_one(run, calls) if as_one else run, max(part.workspace_bytes for part in parts),
-                tuple(note for part in parts for note in (f"{part.problem.wrt}: {part.kernel}", *part.notes)))
+    composed = Plan(problem, "+".join(backends), " + ".join(part.kernel for part in parts), run, needed,
+                    tuple(note for part in parts for note in (f"{part.problem.wrt}: {part.kernel}", *part.notes)))
+    return as_one(composed, calls) if as_one else composed

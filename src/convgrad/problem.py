@@ -35,6 +35,7 @@ LONG_DTYPE = {short: name for name, (short, _) in DTYPES.items()} | {name: name 
 # allows sums of FP8 products a wider error (numbers.sum_error), as the tensor cores of GPUs make it.
 COMPUTE_MODES = ("f64", "f32", "tf32", "hf32", "hf32_even", "hf32_10", "hf32_10_even", "bf16", "f16", "fp8")
 
+NO_NUMBERS = (str, bytes, bytearray, memoryview, type)  # though they look like sequences or have an __index__
 LIMIT = 2**62  # extents and offsets are signed 64-bit; this leaves room for products with a stride
 
 
@@ -63,11 +64,10 @@ def checked_int(value: object, name: str, minimum: int) -> int:
 
 def checked_ints(values: object, name: str, axes: int, minimum: int) -> tuple[int, ...]:
     """Return one int per spatial axis from an int or a sequence."""
-    if isinstance(values, (str, bytes)) or not (hasattr(values, "__index__") or isinstance(values, Sequence)
+    if isinstance(values, NO_NUMBERS) or not (hasattr(values, "__index__") or isinstance(values, Sequence)
                                                 or hasattr(values, "tolist")):
         raise TypeError(f"{name} must be an integer or one integer per axis, got {values!r}")
-    if hasattr(values, "tolist"):
-        values = values.tolist()
+    values = values.tolist() if hasattr(values, "tolist") else values
     if not isinstance(values, Sequence):
         return (checked_int(values, name, minimum),) * axes
     if len(values) != axes:
@@ -183,9 +183,11 @@ class Conv:
     def landing_taps(self) -> int:
         """Number of (output, tap) pairs that land inside the input, over all axes."""
         total = 1
-        for axis, kernel in enumerate(self.kernel_size):
-            ranges = (self.tap_range(axis, k) for k in range(kernel))
-            total *= sum(last - first for first, last in ranges)
+        taps, outputs = zip(self.kernel_size, self.dilation), zip(self.out_size, self.stride)
+        for size, (low, _), *both in zip(self.in_size, self.padding, taps, outputs):
+            (few, step), (many, other) = sorted(both)  # for each of the fewer, the others
+            total *= sum(max(0, min(many, -(-(low + size - i * step) // other)) - max(0, -(-(low - i * step) // other)))
+                         for i in range(few))
         return total
 
     def flops(self, wrt: str) -> int:
@@ -207,11 +209,11 @@ class Conv:
 
 def checked_padding(padding: object, axes: int) -> tuple[tuple[int, int], ...]:
     """Return (low, high) per axis from an int, one int per axis, or one pair per axis."""
-    if hasattr(padding, "tolist"):
-        padding = padding.tolist()
-    if hasattr(padding, "__index__"):
-        return tuple((p, p) for p in checked_ints(padding, "padding", axes, 0))
-    if not isinstance(padding, Sequence) or isinstance(padding, str):
+    if not isinstance(padding, NO_NUMBERS):
+        padding = padding.tolist() if hasattr(padding, "tolist") else padding
+        if hasattr(padding, "__index__"):
+            return tuple((p, p) for p in checked_ints(padding, "padding", axes, 0))
+    if not isinstance(padding, Sequence) or isinstance(padding, NO_NUMBERS):
         raise TypeError("padding must be an integer, one integer or one (low, high) pair per axis, or a word, "
                         f"got {padding!r}")
     if len(padding) != axes:
@@ -219,7 +221,7 @@ def checked_padding(padding: object, axes: int) -> tuple[tuple[int, int], ...]:
                          f"got {len(padding)}: {tuple(padding)}")
     pairs = []
     for axis, item in enumerate(padding):
-        if isinstance(item, Sequence) and not isinstance(item, str):
+        if isinstance(item, Sequence) and not isinstance(item, NO_NUMBERS):
             if len(item) != 2:
                 raise ValueError(f"padding[{axis}] must be (low, high), got {tuple(item)}")
             low, high = item
@@ -346,14 +348,14 @@ def default_compute(dtype: str) -> str:
 
 
 def checked_dtype(dtype: str, name: str) -> str:
-    if dtype not in LONG_DTYPE:
+    if not isinstance(dtype, str) or dtype not in LONG_DTYPE:
         raise TypeError(f"{name}={dtype!r} is none of {', '.join(DTYPES)}")
     return LONG_DTYPE[dtype]
 
 
 def checked_compute(compute: str | None, dtype: str) -> str:
-    compute = compute or default_compute(dtype)
-    if compute not in COMPUTE_MODES:
+    compute = default_compute(dtype) if compute is None or compute == "" else compute
+    if not isinstance(compute, str) or compute not in COMPUTE_MODES:
         raise ValueError(f"compute={compute!r} is none of {', '.join(COMPUTE_MODES)}")
     if (compute == "f64") != (dtype == "float64"):
         raise ValueError(f"compute={compute!r} does not go with {dtype} operands: float64 data is computed in f64, "
@@ -386,8 +388,7 @@ def parse_problem(text: str) -> Problem:
     for word in words[2:]:
         match = WORD.match(word)
         if match:
-            name, value = match["key"], match["value"]
-            target = sizes
+            name, value, target = match["key"], match["value"], sizes
         else:
             name = ("device" if word in ("cpu", "cuda") else "compute" if word in COMPUTE_MODES else
                     word if word == "scaled" else "weight_layout" if set(word.upper()) <= set("OILHWDT") else "layout")
@@ -444,3 +445,6 @@ class Plan(NamedTuple):
     workspace_bytes: int = 0
     notes: tuple[str, ...] = ()  # the printable decision: cost model, tiles, chunks
     refusals: tuple[tuple[str, str], ...] = ()  # (backend, why not) for every backend asked before this one
+    # (strides of operands and results in elements and canonical order, GPU) -> a plan.Prepared, or None: there is none.
+    prepared: Callable[..., Any] = lambda strides, device=0: None
+    numbers: tuple[int, ...] = ()  # of a native plan, for compiled programs: native/plan_numbers.h

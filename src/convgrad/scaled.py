@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
+from .checks import check_counts, check_room
 from .problem import DTYPES, OPERANDS, SCALED_RESULTS, Plan, Problem, Unsupported, axis_order
 
 ALIGNMENT = 64  # bytes, of sums in a workspace
@@ -38,7 +39,7 @@ def factor(first: float, second: float, own: float) -> float:
 def as_float32(number: Any) -> float:
     """The nearest float32."""
     try:
-        value: float = struct.unpack("f", struct.pack("f", number))[0]
+        value: float = struct.unpack("f", struct.pack("f", float(number)))[0]
     except OverflowError:
         value = math.inf
     return value
@@ -76,6 +77,7 @@ def scaled_plan(problem: Problem, plan_sums: PlanSums, sums: Sums, max_workspace
         made = plan_sums(plain, max_workspace_bytes)
 
         def run_in_place(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any = None) -> None:
+            check_counts(problem, operands, results)
             made.run(operands[:count], results, workspace)
             for result, scales in zip(results, factors):
                 sums.store(result, result, scales(operands))
@@ -89,7 +91,11 @@ def scaled_plan(problem: Problem, plan_sums: PlanSums, sums: Sums, max_workspace
     held = sums_bytes(parts[images].problem)
     placed = {number: places(part.problem) for number, part in parts.items()}
 
+    needed = held + ALIGNMENT - 1 + max(part.workspace_bytes for part in parts.values())
+
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any = None) -> None:
+        check_counts(problem, operands, results)
+        check_room(workspace, needed)
         memory, rest = sums.memory(workspace, held, results[0])
         for begin in range(0, max(1, batch), max(1, images)):
             end = min(begin + images, batch)
@@ -102,7 +108,6 @@ def scaled_plan(problem: Problem, plan_sums: PlanSums, sums: Sums, max_workspace
             for array, result, scales in zip(made, results, factors):
                 sums.store(array, result[begin:end] if by_images else result, scales(operands))
 
-    needed = held + ALIGNMENT - 1 + max(part.workspace_bytes for part in parts.values())
     return named(problem, parts[images], run, needed, f"of {images} images at a time in {held:,} bytes")
 
 

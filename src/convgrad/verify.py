@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .machine import cuda_missing
 from .numbers import FORMATS, allowed_range, decode, encode
 from .plan import plan
-from .problem import Problem, axis_order
+from .problem import Problem, Unsupported, axis_order
 
 Array = npt.NDArray[Any]
 
@@ -69,6 +72,45 @@ def real_operands(problem: Problem, seed: int = 0, positive: bool = False) -> di
         values = random.standard_normal(problem.shape_of_operand(name))
         operands[name] = encode(np.abs(values) if positive else values, problem.dtype)
     return operands | random_scales(problem, random)
+
+
+def special_operands(problem: Problem, seed: int = 0, spots: int = 2) -> dict[str, Array]:
+    """Whole numbers with a few Inf and NaN among them (NaN alone in a format without Inf)."""
+    random = generator(problem, seed)
+    operands = integer_operands(problem, seed, thin=False)
+    for name in problem.operands:
+        values = decode(operands[name], problem.dtype)
+        if values.size:
+            places = random.choice(values.size, min(spots, values.size), replace=False)
+            values.flat[places] = random.choice([np.inf, -np.inf, np.nan], len(places))
+        operands[name] = encode(values, problem.dtype)
+    return operands
+
+
+def even_operands(problem: Problem, seed: int = 0, ramp: bool = False) -> dict[str, Array]:
+    """Constants, or evenly rising numbers: data whose roundings all go one way."""
+    random = generator(problem, seed)
+    operands = {}
+    for name in problem.operands:
+        shape = problem.shape_of_operand(name)
+        first, last = random.uniform(0.05, 1.0, 2) * random.choice([-1, 1])
+        values = np.linspace(first, last if ramp else first, math.prod(shape)).reshape(shape)
+        operands[name] = encode(values, problem.dtype)
+    return operands | random_scales(problem, random)
+
+
+# Kinds of test data. Results of the first are judged bit by bit, of the others by the error bound.
+EXACT_DATA: dict[str, Callable[[Problem, int], dict[str, Array]]] = {
+    "whole": integer_operands,
+    "dense": partial(integer_operands, thin=False),
+    "special": special_operands,
+}
+REAL_DATA: dict[str, Callable[[Problem, int], dict[str, Array]]] = {
+    "normal": real_operands,
+    "positive": partial(real_operands, positive=True),
+    "constant": even_operands,
+    "ramp": partial(even_operands, ramp=True),
+}
 
 
 def random_scales(problem: Problem, random: np.random.Generator) -> dict[str, Array]:
@@ -134,6 +176,9 @@ def run_problem(problem: Problem, operands: dict[str, Array], backend: str | Non
     if problem.device == "cpu":
         chosen.run(stored, results, None)
         return results
+    missing = cuda_missing()
+    if missing is not None:
+        raise Unsupported(f"'{problem}' cannot run: {missing}")
     from .frontends.torch import tensors
 
     on_device = (*(tensors.from_numpy(array, problem.dtype) for array in stored[:len(problem.operands)]),

@@ -150,7 +150,93 @@ def leave_one_out(run: Launch) -> None:
     for piece in run.pieces()[:-1]:
         run.finish(run.set(piece))
         run.op.ctx.isFirstIter_ = True
+    run.op.End()
     ascendc.check_coverage(run.output, run.tiling)
+
+
+def coverage_before_end(run: Launch) -> None:
+    run.finish(run.begin())
+    ascendc.check_coverage(run.output, run.tiling)
+
+
+def end_in_mid_piece(run: Launch) -> None:
+    first_block(run)
+    run.op.End()
+
+
+def end_after_setters(run: Launch) -> None:
+    run.finish(run.begin())
+    run.op.ctx.isFirstIter_ = True
+    run.set(run.piece(d=1))
+    run.op.End()
+
+
+def plain(run: Launch, core: int = 0) -> GlobalTensor:
+    """An object for NCDHW at its first block, and a workspace for two cores."""
+    run.op = Conv3DBackpropInput(*ascendc.conv_types(half, ConvFormat.NCDHW), block_idx=core)
+    run.begin()
+    run.op.Iterate()
+    return GlobalTensor(np.zeros(2 * 256, half))
+
+
+def forget_transpose(run: Launch) -> None:
+    workspace = plain(run)
+    run.op.GetTensorC(workspace)
+    run.op.Iterate()
+    run.op.GetTensorC(workspace)
+
+
+def end_without_transpose(run: Launch) -> None:
+    """A piece of one block, so that nothing but End can tell."""
+    run.tiling = small_tiling(baseM=48, singleCoreM=48)
+    workspace = GlobalTensor(np.zeros(48 * 16, half))
+    run.op = Conv3DBackpropInput(*ascendc.conv_types(half, ConvFormat.NCDHW))
+    run.begin(singleShapeN=16)
+    while run.op.Iterate():
+        run.op.GetTensorC(workspace)
+    run.op.End()
+
+
+def iterate_all_into_dx(run: Launch) -> None:
+    run.op = Conv3DBackpropInput(*ascendc.conv_types(half, ConvFormat.NCDHW))
+    run.begin()
+    run.op.IterateAll(run.output)
+
+
+def another_workspace(run: Launch) -> None:
+    workspace = plain(run)
+    run.op.GetTensorC(workspace)
+    dx = GlobalTensor(np.zeros(X, half))
+    ascendc.TransposeBlock(run.op, GlobalTensor(np.zeros(512, half)), dx)
+
+
+def the_slot_of_another_core(run: Launch) -> None:
+    workspace = plain(run)
+    run.op.GetTensorC(workspace)
+    first = run.op
+    plain(run)
+    run.op.GetTensorC(workspace)
+    first.End()
+
+
+def overwrite_dy(run: Launch) -> None:
+    run.begin()
+    run.op.Iterate()
+    run.op.GetTensorC(run.grad_output)
+
+
+def add_to_anything(run: Launch) -> None:
+    piece = run.begin()
+    run.op.Iterate()
+    run.op.GetTensorC(run.output[piece.offsetC], enAtomic=1)
+
+
+def host_and_kernel(run: Launch) -> None:
+    host = ascendc.describe(DY, W, half, input_size=X[2:], padding=(0, 1, 1))
+    host.SetInputType(TPosition.GM, ConvFormat.NCDHW, ascendc.ConvDtype.FLOAT16)
+    data = ascendc.Conv3DBackpropInputTilingData()
+    host.GetTiling(data)
+    run.op.Init(data.conv3DDxTiling)
 
 
 def row_for_both(run: Launch) -> None:
@@ -247,7 +333,19 @@ PROVOKED: list[tuple[str, str, Callable[[], None]]] = [
     ("first-iter", "the next piece without isFirstIter_", launch(forget_first_iter)),
     ("first-iter", "Iterate again after it returned False", launch(iterate_on)),
     ("workspace", "NCDHW blocks written to dX itself", launch(plain_output)),
+    ("workspace", "NCDHW: IterateAll into dX", launch(iterate_all_into_dx)),
+    ("not-transposed", "NCDHW: the next block before TransposeBlock", launch(forget_transpose)),
+    ("not-transposed", "NCDHW: End with a single block that was not transposed", launch(end_without_transpose)),
+    ("workspace", "TransposeBlock from another workspace", launch(another_workspace)),
+    ("operand-overwritten", "two cores with one workspace slot", launch(the_slot_of_another_core)),
+    ("operand-overwritten", "GetTensorC into dY", launch(overwrite_dy)),
+    ("end-early", "Init, then End", launch(lambda run: (run.op.Init(run.tiling), run.op.End()))),
+    ("end-early", "End in the middle of a piece", launch(end_in_mid_piece)),
+    ("end-early", "End after the setters of the next piece", launch(end_after_setters)),
+    ("end-missing", "the coverage is checked before End", launch(coverage_before_end)),
+    ("types", "SetInputType(NCDHW) on the host, gradInputType NDC1HWC0", launch(host_and_kernel)),
     ("no-block", "TransposeBlock before GetTensorC", launch(transpose_too_early)),
+    ("not-zeroed", "enAtomic=1 into memory that is not zero", launch(add_to_anything)),
     ("not-zeroed", "initOutputFlag = 1, output not zeroed",
      launch(lambda run: first_block(run), tiling=small_tiling(initOutputFlag=1))),
     ("written-twice", "the same piece twice", launch(write_twice)),

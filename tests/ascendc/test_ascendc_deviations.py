@@ -125,3 +125,39 @@ def test_deviation_nonfinite_weights() -> None:
 def test_deviation_overflow_to_half() -> None:
     dy, w = np.full((1, 2, 1, 1, 1), 60000, np.float16), np.ones((2, 1, 1, 1, 1), np.float16)
     assert ascendc.run(dy, w, input_size=1).item() == np.inf
+
+
+def test_deviation_ncdhw_output() -> None:
+    dy, w = np.ones((1, 16, 1, 2, 2), np.float16), np.ones((16, 16, 1, 1, 1), np.float16)
+    results = [ascendc.run(dy, w, input_size=(1, 2, 2), output_format=form)
+               for form in (ascendc.ConvFormat.NDC1HWC0, ascendc.ConvFormat.NCDHW)]
+    assert results[0].tobytes() == results[1].tobytes()
+    run = Launch()
+    run.op = ascendc.Conv3DBackpropInput(*ascendc.conv_types(ascendc.half, ascendc.ConvFormat.NCDHW))
+    run.begin()
+    workspace = ascendc.GlobalTensor(np.zeros(256, np.float16))
+    with pytest.raises(ascendc.Misuse, match="TransposeBlock moves it first"):
+        while run.op.Iterate():
+            run.op.GetTensorC(workspace)
+
+
+def test_deviation_partial_pieces() -> None:
+    for strict in (True, False):
+        run = Launch(strict=strict)
+        piece = run.begin()
+        run.op.Iterate()
+        run.op.GetTensorC(run.output[piece.offsetC])
+        if strict:
+            with pytest.raises(ascendc.Misuse, match="End in the middle of a piece"):
+                run.op.End()
+        else:
+            run.op.End()
+
+
+def test_deviation_setters_that_return_false() -> None:
+    described = host()
+    assert not described.SetWeightShape(17, 16, 1, 3, 3)
+    tiling = ascendc.TConv3DBackpropInputTiling()
+    assert described.GetTiling(tiling) == -1
+    assert "cout=17 where an earlier call said 16" in described.explain()
+    assert described.SetWeightShape(16, 16, 1, 3, 3) and described.GetTiling(tiling) == 0

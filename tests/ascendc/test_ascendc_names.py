@@ -114,3 +114,54 @@ def test_chips_of_a_product_have_its_memories_and_its_api() -> None:
     assert described.GetTiling(ascendc.TConv3DBackpropInputTiling()) == 0
     with pytest.raises(ValueError, match="product 'Ascend310' is none of"):
         ascendc.PlatformInfo.of("Ascend310")
+
+
+def test_namespaces_and_templates_of_the_original() -> None:
+    api, common = ascendc.ConvBackpropApi, ascendc.ConvCommonApi
+    half = ascendc.half
+    weight = api.ConvType[common.TPosition.GM, common.ConvFormat.FRACTAL_Z_3D, half]
+    size = api.ConvType[common.TPosition.GM, common.ConvFormat.ND, ascendc.int32_t]
+    activation = api.ConvType[common.TPosition.GM, common.ConvFormat.NDC1HWC0, half]
+    op = api.Conv3DBackpropInput[weight, size, activation, activation]()
+    assert type(op) is ascendc.Conv3DBackpropInput and op.SrcT == half
+    assert type(api.Conv3DBackpropFilter[ascendc.filter_types(half)]()) is ascendc.Conv3DBackpropFilter
+    host = api.Conv3DBpInputTiling(ascendc.platform_ascendc.PlatformAscendC("Ascend910B"))
+    host.SetWeightShape(16, 16, 1, 1, 1)
+    host.SetInputShape(1, 16, 1, 2, 2)
+    host.SetGradOutputShape(1, 16, 1, 2, 2)
+    data = ascendc.optiling.Conv3DBackpropInputTilingData()
+    assert host.GetTiling(data) == 0, host.explain()
+    op.Init(data.conv3DDxTiling)
+    piece, = ascendc.split_pieces(data.conv3DDxTiling)
+    op.SetSingleShape(piece.singleShapeM, piece.singleShapeK, piece.singleShapeN)
+    op.SetStartPosition(0, 0)
+    op.SetGradOutput(ascendc.AscendC.GlobalTensor(np.ones(64, half)))
+    op.SetWeight(ascendc.AscendC.GlobalTensor(np.ones(256, half)))
+    memory = np.zeros(64, half)
+    while op.Iterate(sync=True):
+        op.GetTensorC(ascendc.AscendC.GlobalTensor(memory), sync=True)
+    op.End()
+    assert (memory == 16).all()
+
+
+def test_an_object_that_is_given_up_without_end_says_so() -> None:
+    tiling = ascendc.find_tiling(ascendc.describe((1, 16, 1, 2, 2), (16, 16, 1, 1, 1), ascendc.half,
+                                                  input_size=(1, 2, 2)))
+    piece, = ascendc.split_pieces(tiling)
+    op = ascendc.Conv3DBackpropInput(*ascendc.conv_types(ascendc.half))
+    op.Init(tiling)
+    op.SetSingleShape(piece.singleShapeM, piece.singleShapeK, piece.singleShapeN)
+    op.SetStartPosition(0, 0)
+    op.SetGradOutput(ascendc.GlobalTensor(np.ones(64, ascendc.half)))
+    op.SetWeight(ascendc.GlobalTensor(np.ones(256, ascendc.half)))
+    op.IterateAll(ascendc.GlobalTensor(np.zeros(64, ascendc.half)))
+    with pytest.warns(ascendc.EndMissing, match="was given up without End"):
+        del op
+
+
+def test_two_global_tensors_of_one_memory_count_together() -> None:
+    memory = np.zeros(64, np.float16)
+    first, second = ascendc.GlobalTensor(memory), ascendc.GlobalTensor(memory)
+    first.write(0, np.ones(4, np.float16), (1,))
+    with pytest.raises(ascendc.Misuse, match="which an earlier block wrote already"):
+        second.write(2, np.ones(4, np.float16), (1,))

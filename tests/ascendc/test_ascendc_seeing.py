@@ -196,7 +196,7 @@ def test_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture
     (["input_grad f16 n1 c8 k8 i9x9 w3x3 g2"], 3, "groups=2: Conv3DBackpropInput takes one group"),
     (["weight_grad f16 n1 c8 k8 i9x9 w3x3 g2"], 3, "groups=2: Conv3DBackpropFilter takes one group"),
     (["weight_grad f16 n1 c8 k8 i9x9 w3x3", "--product", "Ascend950"], 3, "the API does not exist on Ascend950"),
-    (["weight_grad f16 n1 c8 k8 i9x9 w3x3", "--svg", "a.svg", "--run"], 2, "--svg, --run: for input_grad only"),
+    (["weight_grad f16 n1 c8 k8 i9x9 w3x3", "--json", "a.json", "--ncdhw"], 2, "--json, --ncdhw: for input_grad only"),
     ([PROBLEM, "--svg", "no/such/folder/a.svg"], 2, "No such file or directory: 'no/such/folder/a.svg'"),
     ([PROBLEM, "--set", "to_bytes=1"], 2, "--set to_bytes=1: expected FIELD=NUMBER"),
     (["bias_grad f16 n1 c8 k8 i9x9 w3x3"], 3, "computes input_grad and weight_grad, not 'bias'"),
@@ -223,3 +223,29 @@ def test_command_takes_two_axes_and_weight_gradients(capsys: pytest.CaptureFixtu
     assert call("input_grad f16 n1 c8 k8 i9x9 w3x3") == 0
     assert call("weight_grad f16 n1 c8 k8 i9x9 w3x3", "--cores", "4") == 0
     assert "pieces    4 on 4 core(s)" in capsys.readouterr().out
+
+
+def test_the_command_runs_draws_and_prints_the_weight_gradient(tmp_path, capsys) -> None:
+    from convgrad.cli import main
+
+    picture = tmp_path / "filter.svg"
+    problem = "weight_grad f16 n2 c17 k20 i3x6x7 w2x2x3 s1x2x1 p0x1x1"
+    assert main(["ascendc", problem, "--cores", "3", "--run", "--cpp", "--svg", str(picture)]) == 0
+    out = capsys.readouterr().out
+    assert "every block agrees with the plain gradient" in out and "Conv3DBackpropFilter<" in out
+    assert "Conv3DBackpropFilter" in picture.read_text()
+
+
+def test_the_command_says_that_float32_is_not_documented(capsys) -> None:
+    from convgrad.cli import main
+
+    assert main(["ascendc", "input_grad f32 n1 c9 k8 i1x4x4 w1x1x1", "--run", "--ncdhw", "--cpp", "--cpp-host"]) == 0
+    shown = capsys.readouterr()
+    assert "float32 is not documented" in shown.err
+    assert "every block agrees" in shown.out and "host.GetTiling(tilingData)" in shown.out
+    assert "ConvFormat::NCDHW, float" in shown.out
+
+
+def test_pictures_show_no_padded_channels() -> None:
+    tiling = ascendc.find_tiling(ascendc.describe((1, 3, 1, 4, 4), (3, 5, 1, 1, 1), ascendc.half, input_size=(1, 4, 4)))
+    assert "channels 0..4" in ascendc.draw(tiling).to_svg()

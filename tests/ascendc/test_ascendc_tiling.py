@@ -101,17 +101,85 @@ def test_setters_refuse_contradictions_and_keep_the_first_values() -> None:
     assert host.SetGradOutputShape(1, 20, 4, 9, 8) is True
     assert host.SetWeightShape(20, 41, 1, 1, 1) is False
     assert host.SetWeightShape(21, 40, 1, 1, 1) is False
-    assert host.SetOutputPadding(0, 1, 0) is False  # SetInputShape was called: no transposed convolution
     host.SetPadding(0, 0, 1, 1, 1, 1)
     t = TConv3DBackpropInputTiling()
+    assert host.GetTiling(t) == -1
+    assert host.explain() == "SetWeightShape returned False: cout=21 where an earlier call said 20"
+    assert host.SetWeightShape(20, 40, 2, 3, 3) is True  # the right call takes the wrong one back
     assert host.GetTiling(t) == 0
     assert (t.dk, t.hk, t.cin, t.cout, t.batch) == (2, 3, 40, 20, 1)
+
+
+def test_output_padding_after_the_input_shape_is_not_forgotten() -> None:
+    host = described()
+    assert host.SetOutputPadding(0, 1, 0) is False  # SetInputShape was called: no transposed convolution
+    assert host.GetTiling(TConv3DBackpropInputTiling()) == -1
+    assert "SetOutputPadding(0, 1, 0) returned False" in host.explain()
+
+
+def test_parameters_have_the_names_of_the_page() -> None:
+    host = described()
+    host.SetPadding(padFront=0, padBack=0, padUp=1, padDown=1, padLeft=1, padRight=1)
+    host.SetStride(strideD=1, strideH=1, strideW=1)
+    host.SetDilation(dilationD=1, dilationH=1, dilationW=1)
+    assert host.GetTiling(TConv3DBackpropInputTiling()) == 0
+    assert Conv3DBpInputTiling().SetOutputPadding(outputPadD=0, outputPadH=1, outputPadW=0)
+
+
+@pytest.mark.parametrize("change, words", [
+    (lambda host: host.SetWeightType(ascendc.TPosition.CO1, ascendc.ConvFormat.FRACTAL_Z_3D,
+                                     ascendc.ConvDtype.FLOAT16), "weight lies in CO1, it must be GM"),
+    (lambda host: host.SetInputType(ascendc.TPosition.A1, ascendc.ConvFormat.NDC1HWC0, ascendc.ConvDtype.FLOAT16),
+     "input lies in A1, it must be GM"),
+    (lambda host: host.SetInputType(ascendc.TPosition.GM, ascendc.ConvFormat.NHWC, ascendc.ConvDtype.FLOAT16),
+     "input format is NHWC, it must be NDC1HWC0 or NCDHW"),
+    (lambda host: host.SetGradOutputType(ascendc.TPosition.GM, ascendc.ConvFormat.NCDHW, ascendc.ConvDtype.FLOAT16),
+     "GradOutput format is NCDHW, it must be NDC1HWC0")])
+def test_positions_and_formats_of_the_page(change, words) -> None:
+    host = described()
+    change(host)
+    assert host.GetTiling(TConv3DBackpropInputTiling()) == -1
+    assert words in host.explain()
+
+
+@pytest.mark.parametrize("kind", [Conv3DBpInputTiling, ascendc.Conv3dBpFilterTiling])
+def test_unknown_platforms_fail_at_construction(kind) -> None:
+    with pytest.raises(ValueError, match="socVersion 'Ascend1000' is none of Ascend910B"):
+        kind(ascendc.PlatformInfo("Ascend1000"))
+    with pytest.raises(TypeError, match="platform must be a PlatformInfo, got str"):
+        kind("Ascend910B")
+    assert kind(ascendc.PlatformInfo("Ascend910B3")).platform.socVersion == "Ascend910B3"
+
+
+def test_a_tile_of_40_pixels_in_float32() -> None:
+    host = ascendc.describe((1, 8, 1, 5, 8), (8, 8, 1, 1, 1), ascendc.float32, input_size=(1, 5, 8))
+    t = ascendc.find_tiling(host).with_(baseM=40)
+    t.validate()
+    rng = np.random.default_rng(0)
+    dy, w = (rng.integers(-2, 3, shape).astype(np.float32) for shape in ((1, 8, 1, 5, 8), (8, 8, 1, 1, 1)))
+    dx = ascendc.run(dy, w, input_size=(1, 5, 8), tiling=t, allow_undocumented=True)
+    assert np.array_equal(dx, np.einsum("nodhw,oi->nidhw", dy, w[:, :, 0, 0, 0]))
+    with pytest.raises(ValueError, match="baseM=40 is not a multiple of 16"):
+        ascendc.find_tiling(described()).with_(baseM=40).validate()
+
+
+@pytest.mark.parametrize("width", [5000, 8000, 15900])
+def test_the_filter_tiles_rows_up_to_the_size_of_l1(width) -> None:
+    """Two buffers of such a row do not fit; one does."""
+    tiling = ascendc.find_filter_tiling((1, 16, 1, 1, width), (1, 16, 1, 1, width), (1, 1, 1), ascendc.half)
+    t = tiling.dwTiling
+    assert not t.problems() and t.bl1Pbuffer == (1 if width == 15900 else 2)
+    rng = np.random.default_rng(0)
+    dy, x = (rng.integers(-1, 2, (1, 16, 1, 1, width)).astype(np.float16) for _ in range(2))
+    dw = ascendc.run_filter(dy, x, kernel_size=1, tiling=tiling)
+    exact = np.einsum("ow,iw->oi", dy[0, :, 0, 0].astype(float), x[0, :, 0, 0].astype(float))
+    assert np.array_equal(dw[:, :, 0, 0, 0], exact)
 
 
 def test_setters_take_whole_numbers() -> None:
     host = Conv3DBpInputTiling()
     assert host.SetWeightShape(np.int64(20), 40, 2, 3, 3)
-    with pytest.raises(TypeError, match=r"SetStride: h must be an integer, got 1\.5"):
+    with pytest.raises(TypeError, match=r"SetStride: strideH must be an integer, got 1\.5"):
         host.SetStride(1, 1.5, 1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="SetGradOutputShape: c must be an integer, got 'a'"):
         host.SetGradOutputShape(1, "a", 1, 1, 1)  # type: ignore[arg-type]

@@ -93,7 +93,13 @@ def test_dst_shape_as_a_tensor(engine: str) -> None:
     third = tensor(9, (4,), "s32")
     document = backward_data([SMALL, KERNEL, third], [dict(LARGE, shape=[UNKNOWN_DIM] * 4)])
     assert run(document, {9: np.array([1, 3, 10, 10], np.int32)}).output.shape == (1, 3, 10, 10)
-    assert run(document).output.shape == (1, 3, 9, 9)
+    with pytest.raises(onednn.InvalidShape, match=r"tensor 9.*its value is not given: --input 9=FILE\.npy"):
+        run(document)
+    with pytest.raises(onednn.InvalidShape, match="holds only zeros"):
+        run(document, {9: np.zeros(4, np.int32)})
+    document["graph"][0]["inputs"][2]["dtype"] = "s64"
+    with pytest.raises(onednn.InvalidGraphOp, match="data type s64; it must be s32"):
+        run(document, {9: np.array([1, 3, 10, 10], np.int32)})
 
 
 @pytest.mark.parametrize("document, error, words", [
@@ -106,6 +112,10 @@ def test_dst_shape_as_a_tensor(engine: str) -> None:
     (backward_data([dict(SMALL, shape=[1, 8, UNKNOWN_DIM, 4]), KERNEL], [LARGE]), "Unimplemented", "unknown extents"),
     (backward_data([SMALL, KERNEL], [LARGE], pads_end=[-1, -1]), "InvalidGraphOp", r"pads_end\[0\]=-1 is negative"),
     (backward_data([SMALL, KERNEL], [LARGE], fused="yes"), "InvalidGraphOp", "has no attribute 'fused'"),
+    (backward_data([SMALL, KERNEL], [LARGE], **{"self": 1}), "InvalidGraphOp", "has no attribute 'self'"),
+    (backward_data([tensor(0, (2**30, 8, 2**20, 4)), KERNEL], [LARGE]), "Unimplemented", "this machine has"),
+    (backward_data([tensor(0, (1, 8, 4, 4), strides=(2**50, 2**40, 4, 1)), KERNEL], [LARGE]), "Unimplemented",
+     "diff_dst of shape .* takes"),
     (backward_data([SMALL, KERNEL], [tensor(2, (1, 3, 9, 10), strides=(270, 90, 1, 1))]), "InvalidShape",
      "overlaps itself"),
 ])
@@ -116,7 +126,10 @@ def test_refusals(document: Any, error: str, words: str, engine: str) -> None:
 
 @pytest.mark.parametrize("document, words", [
     ([], "no list of operators"), ({"graph": 3}, "no list of operators"),
-    ({"graph": [{"id": 0}]}, "operator 0 of the graph cannot be read: KeyError: 'attrs'"),
+    ({"graph": [{"id": 0}]}, "operator 0 of the graph cannot be read: KeyError: 'kind'"),
+    ({"graph": [{"id": float("inf"), "kind": "Convolution", "inputs": [], "outputs": []}]}, "inf is no 64-bit"),
+    (backward_data([dict(SMALL, stride=[128, 16.5, 4, 1]), KERNEL], [LARGE]), "16.5 is no 64-bit integer"),
+    (backward_data([dict(SMALL, shape=[1, 8, 4.0, 4]), KERNEL], [LARGE]), "4.0 is no 64-bit integer"),
     ({"graph": [{"id": "x", "attrs": {}, "inputs": [], "outputs": [], "name": "", "kind": ""}]}, "cannot be read"),
 ])
 def test_malformed_documents(document: Any, words: str) -> None:
@@ -185,6 +198,57 @@ def test_command_line_reports_refusals(engine: str, tmp_path: Path, capsys: pyte
     assert "is not JSON" in capsys.readouterr().err
     assert command(str(tmp_path / "absent.json")) == 2
     assert command(str(TRAINING_STEP), "--input", "three=x.npy") == 2
+    path.write_text("[" * 200000)
+    assert command(str(path)) == 2
+    assert "is not JSON" in capsys.readouterr().err
+
+
+def test_options_that_match_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "x.npy", np.ones(3))
+    for arguments, words in ((["--op", "MatMul"], "--op MatMul matches none of the convolutions: 0, 3, 4, "),
+                             (["--input", f"77={tmp_path / 'x.npy'}"], "no convolution reads a tensor 77"),
+                             (["--in-shapes=77:1x2"], "--in-shapes: the graph has no input tensor 77"),
+                             (["--op-attrs=9:groups:2"], "--op-attrs: the graph has no operator 9"),
+                             (["--seed", "-1"], "--seed -1 is negative")):
+        assert command(str(TRAINING_STEP), *arguments) == 2
+        assert words in capsys.readouterr().err
+    assert command("--seed", "0") == 2
+    assert "name a graph" in capsys.readouterr().err
+
+
+def test_operators_without_attributes_load() -> None:
+    document = backward_data([SMALL, KERNEL], [LARGE])
+    document["graph"].append({"id": 8, "kind": "ReLU", "inputs": [LARGE], "outputs": [LARGE]})
+    graph = parse_graph(document)
+    assert [(op.name, op.attributes) for op in graph.ops[1:]] == [("ReLU", {})]
+
+
+def test_a_wrong_result_is_found(engine: str, capsys: pytest.CaptureFixture[str],
+                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    from convgrad.frontends.onednn import compiled
+
+    right = compiled.Compiled.execute
+
+    def wrong(self: Any, inputs: Any, scratchpad: Any, out: Any) -> Any:
+        result = right(self, inputs, scratchpad, out)
+        if self.plan.backend != "reference":
+            result.reshape(-1)[-1] += 1
+        return result
+
+    monkeypatch.setattr(compiled.Compiled, "execute", wrong)
+    code = command(str(TRAINING_STEP), "--op", "3", "--repeat", "1")
+    assert code == (0 if engine == "reference" else 1)
+    assert ("wrong: 1 of" in capsys.readouterr().out) == (code == 1)
+
+
+def test_the_command_follows_the_library(engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small, large = tensor(0, (1, 8, 4, 4)), tensor(2, (1, 3, 8, 8))
+    path = tmp_path / "graph.json"
+    path.write_text(json.dumps(backward_data([small, KERNEL], [large], auto_pad="SAME_UPPER", dst_shape=[1, 3, 8, 8])))
+    for arguments, begin in (([], [0, 0]), (["--auto-pad-rule", "document"], [1, 1])):
+        assert command(str(path), "--json", "--repeat", "1", *arguments) == 0
+        row, = json.loads(capsys.readouterr().out)["operators"]
+        assert row["pads_begin"] == begin and row["verdict"].startswith("right")
 
 
 def test_fpmath_mode_is_a_permission(engine: str) -> None:

@@ -98,8 +98,9 @@ def test_transposed_operators_take_iox(kind: str, weights_format: str) -> None:
      r"axis 0: diff_dst has extent 4, but diff_src of extent 7 gives trunc\(\(7 - 3 \+ 0 \+ 0\) / 1\) \+ 1 = 5"),
     ({"pads_begin": [4, 0], "pads_end": [4, 0]}, [DIFF_DST, WEIGHTS], "InvalidShape",
      r"diff_src would have extent -2 on spatial axis 0: 1 \* \(4 - 1\) \+ 3 - 4 - 4 \+ 0"),
-    ({"output_padding": [1, 0]}, [DIFF_DST, WEIGHTS], "InvalidArguments",
-     r"output_padding\[0\]=1 is not below strides\[0\]=1"),
+    ({"output_padding": [1, 0], "pads_begin": [9, 0]}, [DIFF_DST, WEIGHTS, (1, 0, 6, 4)], "InvalidArguments",
+     "diff_dst has extent 4"),
+    ({}, [DIFF_DST, WEIGHTS, (0, 0, 0, 0)], "InvalidShape", "dst_shape is given as an input, but holds only zeros"),
     ({"strides": [2, 2], "output_padding": [0, 1]}, [DIFF_DST, WEIGHTS, (1, 10, 9, 4)], "InvalidArguments",
      r"output_padding\[1\]=1 contradicts the shapes: diff_src of extent 9.*would be 0.*oneDNN would ignore it"),
     ({"strides": [2, 2], "output_padding": [3, 3]}, [DIFF_DST, WEIGHTS, (1, 10, 10, 4)], "InvalidArguments",
@@ -125,12 +126,34 @@ def test_shapes(changes: dict[str, Any], shapes: list[Any], error: str, words: s
     ("Convolution", {}, [(1, 1, 1, 4), (9, 9, 4, 8)], "InvalidShape", "src is too small on spatial axis 0"),
     ("Convolution", {}, [DST, WEIGHTS, (7,)], "InvalidArguments", r"bias has shape \(7,\) but dst has 8 channels"),
     ("Convolution", {}, [DST, WEIGHTS, ()], "InvalidArguments", r"bias has shape \(\) but dst has 8 channels"),
-    ("ConvTranspose", {"output_padding": [1, 0]}, [DIFF_DST, WEIGHTS], "InvalidArguments", r"output_padding\[0\]=1"),
+    ("Convolution", {"groups": 2}, [DST, WEIGHTS], "InvalidShape", r"src has 4 channels .* groups \* 4 = 8"),
+    ("Convolution", {"groups": 3}, [(1, 6, 6, 12), WEIGHTS], "InvalidArguments", "groups=3 does not divide"),
+    ("Convolution", {}, [(1, 6, 6, 5), WEIGHTS], "InvalidShape", "src has 5 channels"),
+    ("ConvTransposeBackwardData", {}, [(1, 6, 6, 5), WEIGHTS], "InvalidShape", "diff_dst has 5 channels"),
+    ("ConvTransposeBackwardData", {"groups": 2}, [DST, WEIGHTS], "InvalidShape", "diff_dst has 4 channels"),
+    ("ConvTranspose", {}, [(1, 4, 4, 9), WEIGHTS], "InvalidArguments", "src has 9 channels"),
+    ("ConvTranspose", {"output_padding": [12, 0], "pads_begin": [9, 0]}, [DIFF_DST, WEIGHTS], "InvalidArguments",
+     "no tap reaches spatial axis 0 of dst"),
     ("ConvTransposeBackwardData", {}, [DIFF_DST, WEIGHTS, DST], "InvalidGraphOp", "got 3"),
 ])
 def test_shapes_of_the_siblings(kind: str, changes: dict[str, Any], shapes: list[Any], error: str, words: str) -> None:
     with pytest.raises(getattr(onednn, error), match=words):
         make(kind, **changes).infer_shape(*shapes)
+
+
+@pytest.mark.parametrize("groups", [0, -1])
+@pytest.mark.parametrize("kind", onednn.OPERATORS)
+def test_groups_below_1(kind: str, groups: int) -> None:
+    """Three operators have no shape with it, the other three would compute with groups=1."""
+    shape = kind in ("Convolution", "ConvTranspose", "ConvTransposeBackwardData")
+    error, words = (onednn.InvalidShape, "has no shape") if shape else (onednn.InvalidArguments, "silently")
+    with pytest.raises(error, match=f"groups={groups} is not positive.*{words}"):
+        make(kind, groups=groups)
+
+
+def test_an_attribute_named_self() -> None:
+    with pytest.raises(onednn.InvalidGraphOp, match="has no attribute 'self'"):
+        make(**{"self": 1})
 
 
 def arrays(dtype: Any = np.float32) -> tuple[Any, Any]:
@@ -142,6 +165,8 @@ def arrays(dtype: Any = np.float32) -> tuple[Any, Any]:
     (arrays(np.float64), "InvalidGraphOp", "diff_dst has data type float64; the operator takes f32, bf16, f16"),
     (arrays(np.int8), "InvalidGraphOp", "diff_dst has data type int8"),
     ((*arrays(), np.array(DST, np.float32)), "InvalidGraphOp", "dst_shape has data type float32; it must be s32"),
+    ((*arrays(), np.array(DST, np.int64)), "InvalidGraphOp", "dst_shape has data type int64; it must be s32"),
+    ((*arrays(), np.zeros(4, np.int32)), "InvalidShape", "holds only zeros"),
     ((*arrays(), np.array([DST, DST], np.int32)), "InvalidGraphOp", r"dst_shape\[0\] must be an integer"),
     ((*arrays(), DST, DST), "InvalidGraphOp", "got 4"),
     (arrays()[:1], "InvalidGraphOp", "takes the inputs diff_dst, weights and optionally dst_shape; got 1"),

@@ -169,3 +169,32 @@ def test_no_gradient_positions_gives_zeros(engine: str) -> None:
     out = np.full((2, 2, 3), np.nan, np.float32)
     operator(np.empty((2, 0, 8), np.float32), np.ones((3, 3, 8), np.float32), (2, 2, 3), out=out)
     assert out.tobytes() == bytes(out.nbytes)
+
+
+@pytest.mark.filterwarnings("ignore::convgrad.onednn.OutputPaddingWarning")
+@pytest.mark.parametrize("kind", ["ConvolutionBackwardData", "ConvTranspose"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("stride, dilation, pads, extra, bias", [
+    ((2, 1), (1, 1), ((0, 0), (0, 0)), (3, 0), False), ((1, 1), (2, 1), ((1, 1), (0, 2)), (1, 2), True),
+    ((2, 3), (1, 2), ((1, 0), (2, 3)), (5, 4), True), ((1, 2), (1, 1), ((0, 4), (1, 0)), (2, 9), False)])
+def test_output_padding_beyond_the_stride(kind, dtype, stride, dilation, pads, extra, bias, engine):
+    """The transposed convolution without pads, shifted into a result that is as long as output_padding makes it."""
+    rng = np.random.default_rng(0)
+    small, weights = rng.integers(-3, 4, (2, 5, 6, 4)), rng.integers(-3, 4, (3, 2, 3, 4))
+    pb, pe = zip(*pads)
+    operator = onednn.OPERATORS[kind](strides=stride, pads_begin=pb, pads_end=pe, dilations=dilation,
+                                      output_padding=extra, data_format="NXC",
+                                      weights_format="XIO" if kind == "ConvolutionBackwardData" else "XOI")
+    span = [(k - 1) * d + 1 for k, d in zip((3, 2), dilation)]
+    sizes = [s * (o - 1) + e for s, o, e in zip(stride, (5, 6), span)]
+    full = np.zeros((2, *(size + 20 for size in sizes), 3))
+    for y, x, i, j in np.ndindex(5, 6, 3, 2):
+        full[:, y * stride[0] + i * dilation[0], x * stride[1] + j * dilation[1]] += \
+            small[:, y, x] @ weights[i, j].T
+    extents = [size - b - e + more for size, b, e, more in zip(sizes, pb, pe, extra)]
+    expected = full[:, pb[0]:pb[0] + extents[0], pb[1]:pb[1] + extents[1]]
+    added = np.array([3, -2, 5], dtype) if bias and kind == "ConvTranspose" else None
+    out = np.full((2, *extents, 3), 77, dtype)
+    inputs = [small.astype(dtype), weights.astype(dtype)] + ([] if added is None else [added])
+    assert operator(*inputs, out=out) is out
+    np.testing.assert_array_equal(out, expected + (0 if added is None else added))

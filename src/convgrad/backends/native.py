@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 
 from .. import _native
+from ..numbers import storage_dtype
 from ..problem import COMPUTE_MODES, DTYPES, Plan, Problem, Unsupported, axis_order
 from ..scaled import ALIGNMENT, Three, factor, scaled_plan
 
 NAME = "native"
 UNLIMITED = 2**62
+MOST_THREADS = 256  # max_threads in native/conv.h: more are never used
 
 # The numbering of the enums Wrt, Dtype and Compute in native/conv.h and native/isa.h.
 WRT_BIT = {"output": 1, "input": 2, "weight": 4, "bias": 8}
@@ -24,6 +26,7 @@ assert set(COMPUTE_CODE) == set(COMPUTE_MODES)
 def plan(problem: Problem, *, max_workspace_bytes: int | None = None, num_threads: int | None = None) -> Plan:
     if problem.device != "cpu":
         raise Unsupported(f"runs on the cpu, not on {problem.device}")
+    num_threads = None if num_threads is None else min(num_threads, MOST_THREADS)
     if problem.scaled:
         return scaled_plan(problem, lambda part, room: plan(part, max_workspace_bytes=room, num_threads=num_threads),
                            NativeSums(problem, num_threads or get_num_threads()), max_workspace_bytes)
@@ -38,16 +41,18 @@ def plan(problem: Problem, *, max_workspace_bytes: int | None = None, num_thread
     nominal = [dense_strides(conv.input_shape, axis_order(problem.layout, conv.axes), itemsize),
                dense_strides(conv.weight_shape, axis_order(problem.weight_layout, conv.axes, weights=True), itemsize),
                dense_strides(conv.output_shape, axis_order(problem.layout, conv.axes), itemsize)]
+    numbers = (sum(WRT_BIT[wrt] for wrt in problem.results),
+               conv.batch, conv.in_channels, conv.out_channels, conv.groups,
+               *(value for row in spatial for value in row),
+               DTYPE_CODE[problem.dtype], DTYPE_CODE[problem.out_dtype], COMPUTE_CODE[problem.compute],
+               *(stride for row in nominal for stride in row), num_threads or 0,
+               UNLIMITED if max_workspace_bytes is None else max_workspace_bytes)
     try:
-        chosen = _native.plan(
-            sum(WRT_BIT[wrt] for wrt in problem.results), conv.axes,
-            (conv.batch, conv.in_channels, conv.out_channels, conv.groups), spatial,
-            (DTYPE_CODE[problem.dtype], DTYPE_CODE[problem.out_dtype], COMPUTE_CODE[problem.compute]), nominal,
-            num_threads or 0, UNLIMITED if max_workspace_bytes is None else max_workspace_bytes)
+        chosen = _native.plan(numbers, conv.axes, storage_dtype(problem.dtype), storage_dtype(problem.out_dtype))
     except RuntimeError as error:
         raise Unsupported(str(error)) from None
     return Plan(problem, NAME, chosen.kernel, chosen.run, chosen.workspace_bytes,
-                (f"instruction set {_native.isa()}, {chosen.threads} threads", *chosen.notes))
+                (f"instruction set {_native.isa()}, {chosen.threads} threads", *chosen.notes), numbers=numbers)
 
 
 class NativeSums:
@@ -84,7 +89,7 @@ def dense_strides(shape: tuple[int, ...], order: tuple[int, ...], itemsize: int)
 
 def set_num_threads(threads: int) -> None:
     """Threads that plans use when they are not told; 0 goes back to the default (the CPUs this process may use)."""
-    _native.set_num_threads(threads)
+    _native.set_num_threads(min(threads, MOST_THREADS))
 
 
 def get_num_threads() -> int:

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..numbers import decode, encode, round_operand
+from ..checks import check_counts
+from ..numbers import decode, dtype_name, encode, round_operand, storage_dtype
 from ..problem import Conv, Plan, Problem, Unsupported
 from ..scaled import factor, scales_of
 
 Array = npt.NDArray[Any]
 NAME = "reference"
+LONGEST_CHAIN = 256  # taps that are added one after the other; their sums are added after that (docs/contract.md)
 
 
 def plan(problem: Problem, *, max_workspace_bytes: int | None = None, num_threads: int | None = None) -> Plan:
@@ -22,6 +24,7 @@ def plan(problem: Problem, *, max_workspace_bytes: int | None = None, num_thread
         raise Unsupported(f"the reference runs on the cpu, not on {problem.device}")
 
     def run(operands: tuple[Any, ...], results: tuple[Array, ...], workspace: Any = None) -> None:
+        check_arrays(problem, operands, results)
         stored = dict(zip(problem.operands, operands))
         values = {name: decode(array, problem.dtype) for name, array in stored.items()}
         with np.errstate(invalid="ignore", over="ignore"):  # Inf and NaN are values like others here
@@ -34,6 +37,26 @@ def plan(problem: Problem, *, max_workspace_bytes: int | None = None, num_thread
     return Plan(problem, NAME, "float64_numpy", run, notes=("float64 NumPy, one tap at a time",))
 
 
+def check_arrays(problem: Problem, operands: tuple[Any, ...], results: tuple[Array, ...]) -> None:
+    """Refuse arrays that do not fit the problem."""
+    check_counts(problem, operands, results)
+    for name, array in zip(problem.operands, operands):
+        check_array(array, name, problem.shape_of_operand(name), problem.dtype)
+    for wrt, array in zip(problem.results, results):
+        check_array(array, f"the result with respect to {wrt}", problem.conv.shape_of(wrt), problem.out_dtype)
+        if not array.flags.writeable:
+            raise ValueError(f"the result with respect to {wrt} is read-only")
+
+
+def check_array(array: Any, name: str, shape: tuple[int, ...], format_name: str) -> None:
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{name} must be a numpy.ndarray, got {type(array).__name__}")
+    if array.dtype != storage_dtype(format_name) and dtype_name(array.dtype) != format_name:
+        raise TypeError(f"{name} must have dtype {storage_dtype(format_name)}, got {array.dtype}")
+    if array.shape != shape:
+        raise ValueError(f"{name} must have the canonical shape {shape}, got {array.shape}")
+
+
 def store(result: Array, encoded: Array) -> None:
     """Copy encoded values into the result; en_dtypes' hifloat8 results receive the codes themselves."""
     (result.view(np.uint8) if encoded.dtype == np.uint8 else result)[...] = encoded
@@ -42,7 +65,10 @@ def store(result: Array, encoded: Array) -> None:
 def solve(conv: Conv, wrt: str, values: dict[str, Array], compute: str = "f64") -> Array:
     """Derivative of T(x, w, dy) = sum x*w*dy with respect to `wrt`, from float64 operands by name."""
     if wrt == "bias":  # a sum, not a product: the compute mode does not touch it
-        total: Array = values["grad_output"].sum(axis=(0, *range(2, conv.axes + 2)))
+        # NOTE: NumPy adds pairwise along the last axis only; over several axes it would make one long chain.
+        by_channel = np.moveaxis(values["grad_output"], 1, 0)
+        lines = by_channel.reshape(conv.out_channels, conv.batch * math.prod(conv.out_size))
+        total: Array = np.ascontiguousarray(lines).sum(axis=1)
         return total
     values = {name: round_operand(array, compute) for name, array in values.items()}
     # Channels split by group: x (N G C i), w (G K C taps), dy (N G K o).
@@ -53,7 +79,11 @@ def solve(conv: Conv, wrt: str, values: dict[str, Array], compute: str = "f64") 
     x = values["input"].reshape(x_shape) if wrt != "input" else np.zeros(x_shape)
     w = values["weight"].reshape(w_shape) if wrt != "weight" else np.zeros(w_shape)
     y = values["grad_output"].reshape(y_shape) if wrt != "output" else np.zeros(y_shape)
-    for tap in itertools.product(*(range(k) for k in conv.kernel_size)):
+    sums, earlier = {"output": y, "input": x, "weight": None}[wrt], None
+    for number, tap in enumerate(itertools.product(*(range(k) for k in conv.kernel_size))):
+        if sums is not None and number and number % LONGEST_CHAIN == 0:
+            earlier = sums.copy() if earlier is None else earlier + sums
+            sums[...] = 0
         at_x, at_y = slices_of(conv, tap)
         at_w: Any = (..., *tap)
         w_tap = w[at_w]  # G K C
@@ -67,8 +97,8 @@ def solve(conv: Conv, wrt: str, values: dict[str, Array], compute: str = "f64") 
             x[at_x] += (w_tap.swapaxes(1, 2) @ y_flat).reshape(n, g, conv.group_in, *pixels)
         else:
             w[at_w] = (y_flat @ x_flat.swapaxes(2, 3)).sum(axis=0)
-    result: Array = {"output": y, "input": x, "weight": w}[wrt].reshape(conv.shape_of(wrt))
-    return result
+    result: Array = {"output": y, "input": x, "weight": w}[wrt]
+    return (result if earlier is None else result + earlier).reshape(conv.shape_of(wrt))
 
 
 def slices_of(conv: Conv, tap: tuple[int, ...]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:

@@ -31,7 +31,8 @@ SAVE_SECONDS = 1.0  # after so much time the file of results is written anew
 def add_commands(subparsers: Any) -> None:
     """Add the commands to the `convgrad` command line; each sets `run` to its function."""
     bench = subparsers.add_parser("bench", help="time the gradients of real layers, verified, beside a peer")
-    bench.add_argument("set", nargs="?", default="core", help=f"{', '.join(known_sets())}, or a .txt file of layers")
+    bench.add_argument("set", nargs="?", default="core", help=f"{', '.join(known_sets())}, a .txt file of layers, or "
+                       "torch: training steps of whole models with and without convgrad.torch.install()")
     bench.add_argument("--dtype", help="number formats, comma-separated (default: f32,bf16,f16; on a GPU bf16,f16)")
     bench.add_argument("--gradient", help=f"comma-separated (default: {','.join(GRADIENTS)}; on a GPU {ALL_GRADIENTS} "
                        "too, which is input, weight and bias from one call)")
@@ -60,6 +61,9 @@ def add_commands(subparsers: Any) -> None:
                        "with nothing compiled before; --limit-seconds shares the time among the classes")
     bench.add_argument("--fp8", action="store_true", help="on a GPU: our own times with FP8 operands beside bf16, on "
                        "the dense layers with many channels")
+    bench.add_argument("--models", default="", help="with torch: only these, comma-separated")
+    bench.add_argument("--size", default="224,128", help="with torch: pixels of a side (default: %(default)s)")
+    bench.add_argument("--batch", type=int, default=4, help="with torch: (default: %(default)s)")
     bench.add_argument("--json", metavar="FILE", help="write the results here")
     bench.add_argument("--html", metavar="FILE", help="write the results here as a page for a browser")
     bench.set_defaults(run=run_bench)
@@ -92,6 +96,10 @@ def words(text: str, known: dict[str, str], option: str) -> tuple[str, ...]:
 
 
 def run_bench(args: argparse.Namespace) -> int:
+    if args.set == "torch":
+        from .training import run_training
+
+        return run_training(args)
     console = Console(stderr=True)
     device = args.device or ("cuda" if args.set == "gpu" else "cpu")
     on_gpu = device == "cuda"

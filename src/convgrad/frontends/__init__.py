@@ -5,13 +5,23 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from numpy import ndarray
 
+from ..problem import Plan, Problem
 from . import numpy as _numpy
 
 Again = Callable[[Iterable[Any]], Sequence[Any] | None]
+Order = tuple[int, ...] | None  # place of each canonical axis in an array; None: all in their own
+
+
+class Recorded(NamedTuple):
+    """What a recorded call asks: its problem, and the axis orders of operands and results."""
+
+    problem: Problem
+    operand_orders: tuple[Order, ...]
+    result_orders: tuple[Order, ...]
 
 
 class Kind(Protocol):
@@ -33,6 +43,15 @@ class Kind(Protocol):
                 workspace: Any) -> None:
         """Call a plan's `run`, on the threads that these arrays' library has."""
 
+    def recorded(self, arrays: dict[str, Any]) -> bool:
+        """Whether the arrays' library follows what is computed from them: for derivatives, or to trace a program."""
+
+    def record(self, asked: Recorded, arrays: dict[str, Any]) -> Sequence[Any]:
+        """The results of a call on such arrays, in a way that the library can follow."""
+
+    def add(self, out: Any, result: Any) -> Any:
+        """Add a result to an array that `check_out` has accepted, and return the array."""
+
     def operand(self, array: Any, name: str, order: tuple[int, ...] | None, format_name: str) -> Any:
         """The operand as a backend takes it: a view in canonical axis order."""
 
@@ -52,11 +71,11 @@ class Kind(Protocol):
     def workspace_view(self, workspace: Any) -> Any:
         """The workspace as a backend takes it."""
 
-    def again(self, run: Any, operands: tuple[Any, ...], targets: tuple[Any, ...],
+    def again(self, plan: Plan, operands: tuple[Any, ...], targets: tuple[Any, ...],
               results: tuple[Any, ...]) -> Again | Literal[False] | None:
         """A shorter way for calls of the same signature: from the operands, as they are given, to new results.
 
-        Asked when a plan's `run` has filled `targets`, the views of `results`. None: there is none; False: ask again
+        Asked when the plan's `run` has filled `targets`, the views of `results`. None: there is none; False: ask again
         after the next call. The way itself answers None where the operands need the long one.
         """
 
@@ -99,7 +118,8 @@ def _type_name(array: object) -> str:
 
 
 def _foreign_kind(array: Any, name: str) -> Kind:
-    package = type(array).__module__.partition(".")[0]
+    packages = [base.__module__.partition(".")[0] for base in type(array).__mro__]  # a subclass is of its base's kind
+    package = next((name for name in packages if name in KINDS), packages[0])
     shown = hasattr(array, "__dlpack__") or hasattr(array, "__cuda_array_interface__")
     module = KINDS.get(package) or ("convgrad.frontends.dlpack" if shown else None)
     if module is None or (package in KINDS and package not in sys.modules):

@@ -14,6 +14,8 @@ import numpy as np
 from ..numbers import dtype_name, storage_dtype
 from .numpy import checked_format, from_line, overlaps_itself
 from .numpy import execute as execute
+from .numpy import record as record
+from .numpy import recorded as recorded
 from .numpy import threads as threads
 
 DLPACK_CPU, DLPACK_CUDA = 1, 2
@@ -81,6 +83,12 @@ def empty(shape: tuple[int, ...], format_name: str, like: Any) -> Any:
     return torch.empty(shape, dtype=dtype, device=f"cuda:{index}")
 
 
+def add(out: Any, result: Any) -> Any:
+    view = _seen(out)
+    view += _seen(result)
+    return out
+
+
 def returned(result: Any, like: Any) -> Any:
     """The result in the library of the operands: their own from_dlpack, or asarray where that cannot carry the type."""
     if type(result) is type(like):
@@ -142,5 +150,5 @@ def workspace_view(workspace: Any) -> Any:
     return workspace
 
 
-def again(run: Any, operands: tuple[Any, ...], targets: tuple[Any, ...], results: tuple[Any, ...]) -> None:
+def again(plan: Any, operands: tuple[Any, ...], targets: tuple[Any, ...], results: tuple[Any, ...]) -> None:
     """No shorter way."""

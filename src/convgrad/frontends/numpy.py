@@ -91,6 +91,19 @@ def from_line(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return array
 
 
+def recorded(arrays: dict[str, Any]) -> bool:
+    """NumPy, like what DLPack shows, follows nothing."""
+    return False
+
+
+def record(asked: Any, arrays: dict[str, Any]) -> Any:
+    raise NotImplementedError("arrays that follow nothing are never recorded")
+
+
+def add(out: Array, result: Array) -> Array:
+    return np.add(out, result, out=out)
+
+
 def returned(result: Array, like: Array) -> Array:
     return result
 
@@ -99,6 +112,8 @@ def check_out(out: object, shape: tuple[int, ...], format_name: str, name: str, 
     """Refuse an output array that cannot receive the result."""
     if not isinstance(out, np.ndarray):
         raise TypeError(f"{name} must be a numpy array like the operands, got {type(out).__name__}")
+    if isinstance(out, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array: a result has no mask; pass {name}.data")
     found = dtype_name(out.dtype)
     if found != format_name and not (out.dtype == np.uint8 and DTYPES[format_name][1] == 1):
         raise TypeError(f"{name} has dtype {out.dtype}, but the result is {format_name}")
@@ -156,5 +171,5 @@ def workspace_view(workspace: Array) -> Array:
     return workspace
 
 
-def again(run: Any, operands: tuple[Any, ...], targets: tuple[Any, ...], results: tuple[Any, ...]) -> None:
+def again(plan: Any, operands: tuple[Any, ...], targets: tuple[Any, ...], results: tuple[Any, ...]) -> None:
     """No shorter way."""

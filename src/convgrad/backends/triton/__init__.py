@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from ...problem import Plan, Problem, Unsupported
@@ -22,11 +23,26 @@ def plan(problem: Problem, *, max_workspace_bytes: int | None = None, num_thread
     return make_plan(problem, max_workspace_bytes)
 
 
-def as_one(run: Any, calls: Any) -> Any:
-    """The runner of several plans as one: compiled at once, their launches recorded and repeated together.
+def as_one(plan: Plan, calls: Any) -> Plan:
+    """A plan of several plans as one: compiled at once, their launches prepared and repeated together.
 
-    `calls` gives for the same arguments the calls of the plans' own runners.
+    `calls` gives for the arguments of its runner the calls of the plans' own runners.
     """
-    from .replay import recorded
+    from .prepared import prepared_plan
 
-    return recorded(run, calls)
+    return prepared_plan(plan, calls)
+
+
+def precompile(wanted: Sequence[tuple[Problem, Any]]) -> tuple[float, list[str]]:
+    """Compile the kernels of problems on tensors of given strides in parallel processes; seconds and errors."""
+    from .compile_pool import Wanted
+    from .compile_pool import precompile as compile_now
+
+    return compile_now([Wanted(str(problem), strides) for problem, strides in wanted])
+
+
+def notes_since(problem: Problem) -> tuple[str, ...]:
+    """What happened to plans of a problem since they were made."""
+    from .fallback import failures
+
+    return failures(problem)

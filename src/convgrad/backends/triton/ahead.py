@@ -18,52 +18,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from ...problem import Plan, Problem, Unsupported, axis_order
-from .launch import current
-from .numbers_on_device import TORCH_DTYPES
+from ...problem import Plan, Problem, Unsupported
+from .gpu import Gpu, Planning, current_gpu
+from .launch import Share, current
+from .no_gpu import NoDriver
 from .plans import make_plan
+from .registry import empty_tensor
 from .scaled_plans import make_scaled_plan
-from .tuning import SEPARATE, Choice
+from .tuning import SEPARATE, Entry
 
 LONGEST_WAIT = 3600.0  # seconds for one job
-Job = tuple[str, Choice | None]  # a problem's string, and the choice where it is not the plan's own
+Job = tuple[str, Entry | None]  # a problem's string, and the choice where it is not the plan's own
 
 
-class NoDriver:
-    """Stands for the GPU in a process that only compiles."""
-
-    def __init__(self, target: tuple[str, int, int]) -> None:
-        self.target = GPUTarget(*target)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> Any:
-        return self.target
-
-
-def empty_tensor(problem: Problem, name: str, dtype: str, device: str) -> Any:
-    """A new tensor for an operand or result, lying as the problem's layout says, as a view in canonical axis order."""
-    results = {"output", "input", "weight", "bias"}
-    shape = problem.shape_of_operand(name) if name == "grad_output" or name not in results else \
-        problem.conv.shape_of(name)
-    order: tuple[int, ...] = tuple(range(len(shape)))
-    if name != "bias":
-        layout = problem.weight_layout if name == "weight" else problem.layout
-        order = axis_order(layout, problem.conv.axes, weights=name == "weight")
-    lying = [0] * len(shape)
-    for place, extent in zip(order, shape):
-        lying[place] = extent
-    return torch.empty(lying, dtype=TORCH_DTYPES[dtype], device=device).permute(order)
-
-
-def plans_of(problem: Problem, choice: Choice | None) -> list[Plan]:
+def plans_of(problem: Problem, choice: Entry | None) -> list[Plan]:
     """The plans that a call of this problem runs: one, or one for each result that none computes together."""
     try:
         return [make_scaled_plan(problem, None) if problem.scaled else make_plan(problem, None, choice)]
@@ -80,7 +50,7 @@ def compile_job(job: Job) -> tuple[Job, float, str]:
     """Compile the kernels of one job; returns it with the seconds that it took and the error, if any."""
     start = time.perf_counter()
     problem, error = Problem.parse(job[0]).with_(device="cuda"), ""
-    current.only_compile = True
+    current.only_compile = Share()
     try:
         for plan in plans_of(problem, job[1]):
             asked = plan.problem
@@ -92,7 +62,7 @@ def compile_job(job: Job) -> tuple[Job, float, str]:
     except Exception as failure:  # the compiler's own errors are of many kinds; the caller reports them
         error = f"{type(failure).__name__}: {failure}"
     finally:
-        current.only_compile = False
+        current.only_compile = None
     return job, time.perf_counter() - start, error
 
 
@@ -105,11 +75,12 @@ def fresh_processes() -> Any:
     return context
 
 
-def _begin(target: tuple[str, int, int]) -> None:
+def _begin(target: tuple[str, int, int], gpu: Gpu) -> None:
     if sys.platform == "linux":  # a killed command must not leave processes that go on compiling
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # of a kernel that does not compile Triton prints all it knows
     driver.set_active(NoDriver(target))
+    Planning.gpu = gpu
     torch.set_num_threads(1)
 
 
@@ -124,7 +95,7 @@ def compile_ahead(jobs: Sequence[Job], workers: int, limit_seconds: float,
     target = driver.active.get_current_target()
     end = time.monotonic() + limit_seconds
     finished = 0
-    start = ((target.backend, target.arch, target.warp_size),)
+    start = ((target.backend, target.arch, target.warp_size), current_gpu())
     with fresh_processes().Pool(min(workers, len(jobs)), _begin, start) as pool:
         results = pool.imap_unordered(compile_job, jobs)
         while finished < len(jobs):

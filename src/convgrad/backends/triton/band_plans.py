@@ -2,45 +2,54 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import triton.experimental.gluon.language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ...problem import DTYPES, Plan, Problem
-from . import strips
+from ...problem import DTYPES, Problem
 from .band_input import band_input_kernel
 from .band_line import band_line_kernel
 from .band_line_input import band_line_input_kernel
 from .band_tall import band_tall_kernel
 from .band_tiles import Band, back_of, is_tall, line_steps, options, runs_of, walk_of
 from .bands import band_weight_kernel
-from .depthwise_plans import channels_last
-from .geometry import Geometry, strides_of, turned
-from .launch import INTERPRETED, Launch, Step
-from .numbers_on_device import on_tensors, rounding
+from .box_plans import accepts
+from .geometry import Geometry, strides_of
+from .kernel import Kernel, Prepared, Query
+from .launch import Launch, Step
+from .numbers_on_device import sixteen_bits
 from .slide_plans import Sums
-from .strips import choose_strip
-from .tuning import Choice, fields_of, left_out
 
 
-def fits(problem: Problem, geo: Geometry) -> bool:
-    """Whether bands compute what is asked for: 16-bit operands in channels last, no stride and no dilation."""
-    return (not INTERPRETED and not left_out("band_") and channels_last(problem)
-            and problem.dtype in ("bfloat16", "float16") and rounding(problem) == ""
-            and problem.wrt in ("input", "weight", "weight+bias") and geo.groups % 8 == 0
-            and max(geo.stride) == max(geo.dilation) == 1
-            and (problem.wrt != "input" or (DTYPES[problem.out_dtype][1] == 2
-                                            and (geo.kernel[1] <= 8 if geo.kernel[0] > 1 else geo.x[0] == geo.y[0]))))
+def supports(problem: Problem, geo: Geometry) -> str | None:
+    """16-bit operands with channels last, no stride and no dilation."""
+    if not sixteen_bits(problem) or not problem.layout.endswith("C") or geo.groups % 8:
+        return "16-bit operands with channels last and multiples of 8 channels only"
+    if max(geo.stride) > 1 or max(geo.dilation) > 1:
+        return "stride and dilation 1 only"
+    if problem.wrt == "input" and DTYPES[problem.out_dtype][1] != 2:
+        return "16-bit input gradients only"
+    if problem.wrt == "input" and (geo.kernel[1] > 8 if geo.kernel[0] > 1 else geo.x[0] != geo.y[0]):
+        return "input gradients with taps on three axes have at most 8 lines of them"
+    return None
 
 
-def takes(*tensors: Any) -> bool:
-    """Whether the copy engine can read and write the tensors: channels next to each other, rows at 16 bytes."""
-    return all(t.data_ptr() % 16 == 0 and t.stride(1) == 1 and all(
-        step % 8 == 0 and step > 0 for axis, (step, extent) in enumerate(zip(t.stride(), t.shape))
-        if axis != 1 and extent > 1) for t in tensors)
+def kind_of(problem: Problem) -> str:
+    return "input" if problem.wrt == "input" else "weight"
+
+
+def tiles(query: Query) -> Iterator[Band]:
+    problem = query.problem
+    return options(kind_of(problem), query.geo, query.max_workspace, "bias" in problem.results, query.gpu)
+
+
+def build(query: Query, band: Band) -> Prepared:
+    if query.problem.wrt == "input":
+        return (input_plan if band.J else line_input_plan)(query, band)
+    return (weight_plan if band.J else line_plan)(query, band)
 
 
 def box_of(tensor: Any, band: Band, split: bool) -> Any:
@@ -58,8 +67,9 @@ def box_of(tensor: Any, band: Band, split: bool) -> Any:
                             gl.NVMMASharedLayout(min(128, 2 * channels_a_box), 16, rank=5))
 
 
-def line_input_plan(problem: Problem, geo: Geometry, band: Band) -> Plan:
+def line_input_plan(query: Query, band: Band) -> Prepared:
     """The input gradient of a line of taps."""
+    geo = query.geo
     channel_tiles = -(-geo.groups // (band.V * band.warps))
     split = band.BB > 1
     steps = line_steps("input", geo)
@@ -85,12 +95,12 @@ def line_input_plan(problem: Problem, geo: Geometry, band: Band) -> Plan:
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
         step(*operands, results[0])
 
-    return Plan(problem, "triton", f"band_line_input_{DTYPES[problem.dtype][0]}_{band.V}", on_tensors(problem, run), 0,
-                (f"tile: {band}",))
+    return Prepared(f"band_line_input_{query.short}_{band.V}", str(band), 0, run)
 
 
-def line_plan(problem: Problem, geo: Geometry, band: Band) -> Plan:
+def line_plan(query: Query, band: Band) -> Prepared:
     """The weight gradient of a line of taps, alone or with the bias gradient."""
+    problem, geo = query.problem, query.geo
     bias = "bias" in problem.results
     channel_tiles = -(-geo.groups // (band.V * band.warps))
     split = band.BB > 1
@@ -111,29 +121,30 @@ def line_plan(problem: Problem, geo: Geometry, band: Band) -> Plan:
         scalars = (geo.batch, geo.y[2], geo.x[2], steps, tiles * steps, run_length, channel_tiles, yn, y2, xn, x2)
         return Launch((channel_tiles * splits,), scalars, constants, band.warps, 1, leading)
 
-    return summed(problem, geo, Step(band_line_kernel, launch), splits,
-                  f"band_line_{DTYPES[problem.dtype][0]}_{band.V}", band)
+    return summed(query, Step(band_line_kernel, launch), splits,
+                  f"band_line_{query.short}_{band.V}", band)
 
 
-def summed(problem: Problem, geo: Geometry, step: Step, splits: int, name: str, band: Band) -> Plan:
+def summed(query: Query, step: Step, splits: int, name: str, band: Band) -> Prepared:
     """A plan that runs a kernel for the sums of all runs, then adds them."""
-    sums = Sums(problem, geo, strides_of, splits)
+    sums = Sums(query.problem, query.geo, strides_of, splits)
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
         partial = sums.partial(workspace, results[0])
         step(*operands, partial)
         sums.add(partial, results)
 
-    return Plan(problem, "triton", f"{name}_split{splits}", on_tensors(problem, run), sums.bytes, (f"tile: {band}",))
+    return Prepared(f"{name}_split{splits}", str(band), sums.bytes, run)
 
 
-def weight_plan(problem: Problem, geo: Geometry, band: Band) -> Plan:
+def weight_plan(query: Query, band: Band) -> Prepared:
     """The weight gradient, alone or with the bias gradient."""
+    problem, geo = query.problem, query.geo
     bias = "bias" in problem.results
     walk = walk_of("weight", geo, band, bias)
     channel_tiles = -(-geo.groups // (band.V * band.warps))
     groups = -(-geo.kernel[1] // band.LINES)
-    runs = runs_of("weight", walk, band, channel_tiles * geo.kernel[0] * groups)
+    runs = runs_of("weight", walk, band, channel_tiles * geo.kernel[0] * groups, query.gpu)
 
     def leading(dy: Any, x: Any, partial: Any) -> tuple[Any, ...]:
         return box_of(x, band, walk.split), box_of(dy, band, walk.split), dy, x, partial
@@ -150,15 +161,16 @@ def weight_plan(problem: Problem, geo: Geometry, band: Band) -> Plan:
         grid = (channel_tiles * geo.kernel[0] * groups * runs.count,)
         return Launch(grid, scalars, constants, band.warps, 1, leading)
 
-    return summed(problem, geo, Step(band_weight_kernel, launch), runs.count,
-                  f"band_weight_{DTYPES[problem.dtype][0]}_{band.J}x{band.V}", band)
+    return summed(query, Step(band_weight_kernel, launch), runs.count,
+                  f"band_weight_{query.short}_{band.J}x{band.V}", band)
 
 
-def input_plan(problem: Problem, geo: Geometry, band: Band) -> Plan:
+def input_plan(query: Query, band: Band) -> Prepared:
     """The input gradient."""
+    geo = query.geo
     walk = walk_of("input", geo, band, False)
     channel_tiles = -(-geo.groups // (band.V * band.warps))
-    runs = runs_of("input", walk, band, channel_tiles)
+    runs = runs_of("input", walk, band, channel_tiles, query.gpu)
 
     def leading(dy: Any, weight: Any, dx: Any) -> tuple[Any, ...]:
         return box_of(dy, band, walk.split), dy, weight, dx
@@ -188,68 +200,8 @@ def input_plan(problem: Problem, geo: Geometry, band: Band) -> Plan:
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
         step(*operands, results[0])
 
-    return Plan(problem, "triton", f"band_{'tall' if tall else 'input'}_{DTYPES[problem.dtype][0]}_{band.J}x{band.V}",
-                on_tensors(problem, run), 0, (f"tile: {band}",))
+    return Prepared(f"band_{'tall' if tall else 'input'}_{query.short}_{band.J}x{band.V}", str(band), 0, run)
 
 
-def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan | None:
-    """The plan by bands; None where they do not fit or are not chosen."""
-    if not fits(problem, geo) or (choice is not None and choice["kernel"] != "band"):
-        return None
-    kind = "input" if problem.wrt == "input" else "weight"
-    bias = "bias" in problem.results
-    band = Band(**fields_of(choice)) if choice is not None else faster_than_strips(kind, geo, max_workspace, bias)
-    if band is None:
-        return None
-    if kind == "input":
-        return (input_plan if band.J else line_input_plan)(problem, geo, band)
-    return (weight_plan if band.J else line_plan)(problem, geo, band)
-
-
-def faster_than_strips(kind: str, geo: Geometry, max_workspace: int | None, bias: bool) -> Band | None:
-    """The best band where the models expect it to be faster than the best strip."""
-    band = min(options(kind, geo, max_workspace, bias), key=lambda band: band.seconds, default=None)
-    strip = None if band is None else choose_strip(kind, geo, max_workspace, bias)
-    if band is None or strip is None:
-        return band
-    return band if band.seconds < 1e-3 * strips.estimate(kind, turned(geo) if strip.turn else geo, strip) else None
-
-
-def faster_apart(problem: Problem, geo: Geometry, max_workspace: int | None) -> bool:
-    """Whether input and weight gradient, each by bands, are expected to take less time than one pass of strips."""
-    parts = [problem.with_(wrt="input"), problem.with_(wrt="weight")]
-    if not all(fits(part, geo) for part in parts):
-        return False
-    bias = "bias" in problem.results
-    found = [faster_than_strips("input", geo, max_workspace, False),
-             faster_than_strips("weight", geo, max_workspace, bias)]
-    strip = choose_strip("both", geo, max_workspace, bias)
-    return strip is None or sum(band.seconds if band is not None else math.inf for band in found) < \
-        1e-3 * strips.estimate("both", turned(geo) if strip.turn else geo, strip)
-
-
-def or_other(banded: Plan, other: Plan) -> Plan:
-    """The plan by bands where the tensors lie as it needs, otherwise the other one."""
-    problem = banded.problem
-
-    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        wide = [t for name, t in zip((*problem.operands, *problem.results), (*operands, *results))
-                if name not in ("weight", "bias")]
-        (banded if takes(*wide) else other).run(operands, results, workspace)
-
-    return banded._replace(run=run, workspace_bytes=max(banded.workspace_bytes, other.workspace_bytes),
-                           notes=(*banded.notes, f"where rows are not multiples of 16 bytes: {other.kernel}"))
-
-
-def worth_measuring(problem: Problem, geo: Geometry, count: int = 5) -> list[Band]:
-    """The best bands of different shapes."""
-    if not fits(problem, geo):
-        return []
-    found: list[Band] = []
-    shapes: set[tuple[int, ...]] = set()
-    kind = "input" if problem.wrt == "input" else "weight"
-    for band in sorted(options(kind, geo, None, "bias" in problem.results), key=lambda band: band.seconds):
-        if (band.J, band.V, band.LINES) not in shapes:
-            shapes.add((band.J, band.V, band.LINES))
-            found.append(band)
-    return found[:count]
+KERNEL = Kernel("band", frozenset({"input", "weight", "weight+bias"}), supports, accepts, tiles, build, Band,
+                kind=lambda query, band: (band.J, band.V, band.LINES), measured=5, depthwise=True)

@@ -8,15 +8,14 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 from .geometry import Geometry
-from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR
+from .gpu import Gpu
+from .tiles import workspace_limit
 
 SHARED_BYTES = 200 * 1024  # of a program
 MOST_REGISTERS = 236  # of a thread
-CLOCK = 1.6e9  # as if: what the phases of a step leave of it
+CLOCK_SHARE = 0.865  # what the phases of a step leave of the clock
 PRODUCT_CYCLES = 7.0  # of a tensor core
-CACHE_BYTES = 5.5e12
-MEMORY_BYTES = 3.6e12
-LAUNCH_SECONDS = 5e-6
+CACHE_SHARE = 0.44  # of the L2 cache's speed
 WORTH_SHARING = 0.85  # of a run: where steps shared by more programs are no more
 WHOLE_TILE = 24  # steps of a tile that is not divided between runs where it has neighbours
 LOAD_CYCLES = 4.0  # of a load from shared memory
@@ -100,7 +99,7 @@ class Runs:
                 for n, begin in enumerate(begins)]
 
 
-def runs_of(kind: str, walk: Walk, band: Band, sets: int) -> Runs:
+def runs_of(kind: str, walk: Walk, band: Band, sets: int, gpu: Gpu) -> Runs:
     """The runs of each of `sets` sets of programs.
 
     They are whole tiles where tiles are neighbours: programs that run at the same time then read the same rows, and
@@ -111,8 +110,8 @@ def runs_of(kind: str, walk: Walk, band: Band, sets: int) -> Runs:
     whole = walk.column_tiles > 1 and walk.steps >= WHOLE_TILE
     run = -(-walk.tiles // min(walk.tiles, band.splits)) * walk.steps if whole else -(-total // band.splits)
     count = -(-total // run)
-    early = count * sets // MULTIPROCESSORS * MULTIPROCESSORS // sets
-    sharing = MULTIPROCESSORS // sets
+    early = count * sets // gpu.multiprocessors * gpu.multiprocessors // sets
+    sharing = gpu.multiprocessors // sets
     if kind == "input" and whole and 0 < early < count < early + sharing:
         short = -(-(total - early * run) // sharing)
         if short + band.LINES < WORTH_SHARING * run:
@@ -138,24 +137,24 @@ def registers(kind: str, geo: Geometry, band: Band) -> int:
     return band.LINES * j * 4 * v + geo.kernel[0] * band.LINES * wide * 2 * v + 8 * v + 34 + tall
 
 
-def estimate(kind: str, geo: Geometry, band: Band, bias: bool) -> float:
+def estimate(kind: str, geo: Geometry, band: Band, bias: bool, gpu: Gpu) -> float:
     """Seconds: products, reads of shared memory, copies from the cache and from memory."""
     walk = walk_of(kind, geo, band, bias)
     lines = band.LINES
     channel_tiles = -(-geo.groups // (band.V * band.warps))
     sets = channel_tiles * (geo.kernel[0] * -(-geo.kernel[1] // band.LINES) if kind == "weight" else 1)
-    runs = runs_of(kind, walk, band, sets)
+    runs = runs_of(kind, walk, band, sets, gpu)
     wide, taps = products_wide(geo), 0.0
     programs = sets * runs.count
     before = lines - 1 if runs.run % walk.steps else 0  # rows that a run needs of the steps before
-    waves: float = -(-programs // MULTIPROCESSORS)
+    waves: float = -(-programs // gpu.multiprocessors)
     run = runs.run + before
     if runs.long < runs.count:
-        waves = sets * runs.long // MULTIPROCESSORS + (runs.short + lines - 1) / run
+        waves = sets * runs.long // gpu.multiprocessors + (runs.short + lines - 1) / run
     if kind == "input" and is_tall(geo, band):
         programs = sets * walk.tiles * -(-geo.x[1] // lines)
         run = min(geo.y[1], geo.kernel[1] - 1 + lines)
-        waves = -(-programs // MULTIPROCESSORS)
+        waves = -(-programs // gpu.multiprocessors)
         taps = band.warps * band.V * wide * TAP_CYCLES
     first, second = groups_of(kind, geo, band)
     planes = geo.kernel[0] if kind == "input" else 1  # that a step has rows of
@@ -165,11 +164,12 @@ def estimate(kind: str, geo: Geometry, band: Band, bias: bool) -> float:
     if kind == "input":
         cycles += taps or STORE_CYCLES * band.J * band.V
     box = 16 * 8 * band.V * band.warps * 2
-    issue = waves * (run * cycles / CLOCK + PROGRAM_SECONDS)
-    cache = min(programs, waves * MULTIPROCESSORS) * run * (planes * first + second) * box / CACHE_BYTES
+    issue = waves * (run * cycles / (CLOCK_SHARE * gpu.clock_hz) + PROGRAM_SECONDS)
+    copied = min(programs, waves * gpu.multiprocessors) * run * (planes * first + second) * box
+    cache = copied / (CACHE_SHARE * gpu.l2_bytes_per_s)
     elements = geo.batch * geo.groups * (math.prod(geo.x) + math.prod(geo.y))
-    memory = 2 * elements * (1 + 0.2 * (geo.kernel[0] - 1)) / MEMORY_BYTES
-    return (issue**3 + max(cache, memory)**3)**(1 / 3) + LAUNCH_SECONDS * (2 if kind == "weight" else 1)
+    memory = 2 * elements * (1 + 0.2 * (geo.kernel[0] - 1)) / gpu.memory_bytes_per_s
+    return (issue**3 + max(cache, memory)**3)**(1 / 3) + gpu.launch_s * (2 if kind == "weight" else 1)
 
 
 def back_of(geo: Geometry) -> int:
@@ -185,7 +185,7 @@ def line_steps(kind: str, geo: Geometry) -> int:
                -(-(-(-geo.y[2] // 8) + back_of(geo)) // 2))
 
 
-def estimate_line(kind: str, geo: Geometry, band: Band) -> float:
+def estimate_line(kind: str, geo: Geometry, band: Band, gpu: Gpu) -> float:
     """The same for a sliding line."""
     channel_tiles = -(-geo.groups // (band.V * band.warps))
     steps = -(-geo.batch // 16) * line_steps(kind, geo)
@@ -194,14 +194,15 @@ def estimate_line(kind: str, geo: Geometry, band: Band) -> float:
     cycles = band.warps * (band.V * (back + 2) * PRODUCT_CYCLES / 4 + 4 * boxes * LOAD_CYCLES) + STEP_CYCLES
     if kind == "input":
         cycles += STORE_CYCLES * 2 * band.V
-    waves = -(-channel_tiles * band.splits // MULTIPROCESSORS)
-    issue = waves * (run * cycles / CLOCK + PROGRAM_SECONDS)
+    waves = -(-channel_tiles * band.splits // gpu.multiprocessors)
+    issue = waves * (run * cycles / (CLOCK_SHARE * gpu.clock_hz) + PROGRAM_SECONDS)
     copied = channel_tiles * band.splits * run * 4 * 16 * 8 * band.V * band.warps * 2
-    memory = 2 * geo.batch * geo.groups * (geo.x[2] + geo.y[2]) / MEMORY_BYTES
-    return (issue**3 + max(copied / CACHE_BYTES, memory)**3)**(1 / 3) + LAUNCH_SECONDS * (2 if kind == "weight" else 1)
+    memory = 2 * geo.batch * geo.groups * (geo.x[2] + geo.y[2]) / gpu.memory_bytes_per_s
+    cache = copied / (CACHE_SHARE * gpu.l2_bytes_per_s)
+    return (issue**3 + max(cache, memory)**3)**(1 / 3) + gpu.launch_s * (2 if kind == "weight" else 1)
 
 
-def line_options(kind: str, geo: Geometry, beside: int, size: int, limit: int) -> Iterator[Band]:
+def line_options(kind: str, geo: Geometry, beside: int, size: int, limit: int, gpu: Gpu) -> Iterator[Band]:
     """Sliding lines whose sums fit."""
     for v in (2, 4, 8):
         box = 16 * 8 * v * 8 * 2
@@ -211,13 +212,14 @@ def line_options(kind: str, geo: Geometry, beside: int, size: int, limit: int) -
             continue
         channel_tiles = -(-geo.groups // (v * band.warps))
         for waves in (1, 2, 3):
-            runs = max(1, min(-(-geo.batch // 16) * line_steps(kind, geo), waves * MULTIPROCESSORS // channel_tiles))
+            most = -(-geo.batch // 16) * line_steps(kind, geo)
+            runs = max(1, min(most, waves * gpu.multiprocessors // channel_tiles))
             if kind == "input" or runs * size <= limit:
                 band = replace(band, splits=runs)
-                yield replace(band, seconds=estimate_line(kind, geo, band))
+                yield replace(band, seconds=estimate_line(kind, geo, band, gpu))
 
 
-def options(kind: str, geo: Geometry, max_workspace: int | None, bias: bool) -> Iterator[Band]:
+def options(kind: str, geo: Geometry, max_workspace: int | None, bias: bool, gpu: Gpu) -> Iterator[Band]:
     """Bands whose sums fit into registers and shared memory, with runs that fill the chip."""
     planes = max(geo.x[0], geo.y[0], geo.kernel[0]) > 1
     best = 4 if kind == "weight" else 2  # strips next to each other, so that lanes read from different banks
@@ -227,10 +229,9 @@ def options(kind: str, geo: Geometry, max_workspace: int | None, bias: bool) -> 
         beside = next(b for b in (best, 2, 1) if geo.batch % b == 0)
     columns = geo.y[2] if kind == "weight" else geo.x[2]
     size = 4 * geo.groups * (geo.taps + bias)
-    limit = max(WORKSPACE_FLOOR, 2 * size)
-    limit = limit if max_workspace is None else min(max_workspace, limit)
+    limit = workspace_limit(geo, max_workspace)
     if geo.kernel[:2] == (1, 1) and max(geo.x[:2] + geo.y[:2]) == 1:
-        yield from line_options(kind, geo, beside, size, limit)
+        yield from line_options(kind, geo, beside, size, limit, gpu)
     for v, j in product((2, 4, 8), range(1, 5)):
         if j > 1 and 8 * (j - 1) >= columns:
             continue
@@ -249,12 +250,12 @@ def options(kind: str, geo: Geometry, max_workspace: int | None, bias: bool) -> 
             walk = walk_of(kind, geo, band, bias)
             sets = -(-geo.groups // (v * band.warps)) * (
                 geo.kernel[0] * -(-geo.kernel[1] // lines) if kind == "weight" else 1)
-            counts = {max(1, min(walk.tiles * walk.steps // lines, waves * MULTIPROCESSORS // sets))
+            counts = {max(1, min(walk.tiles * walk.steps // lines, waves * gpu.multiprocessors // sets))
                       for waves in (1, 2, 3)}
-            if walk.column_tiles > 1 and walk.steps >= WHOLE_TILE and walk.tiles * sets >= MULTIPROCESSORS:
+            if walk.column_tiles > 1 and walk.steps >= WHOLE_TILE and walk.tiles * sets >= gpu.multiprocessors:
                 counts = {walk.tiles}
             for runs in sorted(counts):
                 band = replace(band, STAGES=stages, splits=runs)
-                if kind == "weight" and runs_of(kind, walk, band, sets).count * size > limit:
+                if kind == "weight" and runs_of(kind, walk, band, sets, gpu).count * size > limit:
                     continue
-                yield replace(band, seconds=estimate(kind, geo, band, bias))
+                yield replace(band, seconds=estimate(kind, geo, band, bias, gpu))

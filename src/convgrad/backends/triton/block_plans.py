@@ -12,22 +12,22 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ...problem import DTYPES, Problem
 from .blocks import block_input_kernel, block_weight_kernel
+from .box_plans import accepts
 from .geometry import Geometry, strides_of
-from .launch import INTERPRETED, Launch, Step
-from .numbers_on_device import rounding
-from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR
-from .tuning import Choice, fields_of
+from .gpu import Gpu
+from .kernel import Kernel, Prepared, Query
+from .launch import Launch, Step
+from .numbers_on_device import sixteen_bits
+from .split_k import added
 
 TOGETHER = 2  # programs of a multiprocessor
 SHARED_BYTES = 111 * 1024  # of a program
 COLUMN_BYTES = 2048  # 16 images x 64 channels
 MOST_TAPS = 9  # whose sums or weights a thread holds
 REGISTERS = 128  # a thread at the start, so that two programs fit a multiprocessor
-CLOCK = 1.7e9
+CLOCK_SHARE = 0.92  # what waiting leaves of the clock
 PRODUCT_CYCLES = 7.0
-CACHE_BYTES = 4.5e12
-MEMORY_BYTES = 3.6e12
-LAUNCH_SECONDS = 5e-6
+CACHE_SHARE = 0.36  # of the L2 cache's speed
 STEP_SECONDS = 0.25e-6
 
 
@@ -45,14 +45,20 @@ class BlockTile:
                 f"{self.splits} runs, {self.seconds * 1e6:.0f} us expected")
 
 
-def fits(problem: Problem, geo: Geometry) -> bool:
-    """Whether blocks can serve this problem: groups that divide 16 channels, no stride, no dilation, few taps."""
-    return (not INTERPRETED and problem.wrt in ("input", "weight") and problem.dtype in ("bfloat16", "float16")
-            and rounding(problem) == "" and problem.layout.endswith("C") and geo.groups > 1
-            and geo.group_in == geo.group_out and geo.group_in in (2, 4, 8, 16)
-            and geo.groups * geo.group_in % 64 == 0 and max(geo.stride) == max(geo.dilation) == 1
-            and geo.kernel[0] == geo.x[0] == 1 and 1 < geo.taps <= MOST_TAPS
-            and (problem.wrt == "weight" or DTYPES[problem.out_dtype][1] == 2))
+def supports(problem: Problem, geo: Geometry) -> str | None:
+    """Groups that divide 16 channels, no stride, no dilation, few taps."""
+    if not sixteen_bits(problem) or not problem.layout.endswith("C"):
+        return "16-bit operands with channels last only"
+    if problem.wrt == "input" and DTYPES[problem.out_dtype][1] != 2:
+        return "16-bit input gradients only"
+    if geo.groups == 1 or geo.group_in != geo.group_out or geo.group_in not in (2, 4, 8, 16) \
+            or geo.groups * geo.group_in % 64:
+        return "groups of 2, 4, 8 or 16 channels on both sides only, a multiple of 64 in all"
+    if max(geo.stride) > 1 or max(geo.dilation) > 1:
+        return "stride and dilation 1 only"
+    if geo.kernel[0] > 1 or geo.x[0] > 1 or not 1 < geo.taps <= MOST_TAPS:
+        return f"windows of one or two axes with 2 to {MOST_TAPS} taps only"
+    return None
 
 
 def steps_of(problem: Problem, geo: Geometry) -> int:
@@ -74,25 +80,25 @@ def run_steps(problem: Problem, geo: Geometry, tile: BlockTile) -> tuple[int, in
     return tiles * rows, -(-tiles * rows // tile.splits)
 
 
-def estimate(problem: Problem, geo: Geometry, tile: BlockTile) -> float:
+def estimate(problem: Problem, geo: Geometry, tile: BlockTile, gpu: Gpu) -> float:
     """Seconds: products, copies from the cache and from memory."""
     channels = geo.groups * geo.group_in
     steps, run = run_steps(problem, geo, tile)
     run += geo.kernel[1] - 1
     programs = channels // 64 * -(-steps // run)
-    waves = -(-programs // (TOGETHER * MULTIPROCESSORS))
+    waves = -(-programs // (TOGETHER * gpu.multiprocessors))
     columns = tile.WT + geo.kernel[2] - 1
-    products = TOGETHER * 2 * geo.taps * tile.WT * PRODUCT_CYCLES / CLOCK  # of the four warps, one a scheduler
+    cycles = TOGETHER * 2 * geo.taps * tile.WT * PRODUCT_CYCLES  # of the four warps, one a scheduler
+    products = cycles / (CLOCK_SHARE * gpu.clock_hz)
     issue = waves * run * (products + STEP_SECONDS)
-    cache = programs * run * (columns + tile.WT) * COLUMN_BYTES / CACHE_BYTES
-    memory = 2 * geo.batch * channels * (math.prod(geo.x) + math.prod(geo.y)) / MEMORY_BYTES
-    return math.hypot(issue, max(cache, memory)) + LAUNCH_SECONDS * (2 if problem.wrt == "weight" else 1)
+    cache = programs * run * (columns + tile.WT) * COLUMN_BYTES / (CACHE_SHARE * gpu.l2_bytes_per_s)
+    memory = 2 * geo.batch * channels * (math.prod(geo.x) + math.prod(geo.y)) / gpu.memory_bytes_per_s
+    return math.hypot(issue, max(cache, memory)) + gpu.launch_s * (2 if problem.wrt == "weight" else 1)
 
 
-def options(problem: Problem, geo: Geometry, max_workspace: int | None) -> Iterator[BlockTile]:
+def tiles(query: Query) -> Iterator[BlockTile]:
+    problem, geo, gpu = query.problem, query.geo, query.gpu
     size = 4 * geo.groups * geo.group_in * geo.group_in * geo.taps
-    limit = max(WORKSPACE_FLOOR, 2 * size)
-    limit = limit if max_workspace is None else min(max_workspace, limit)
     sets = geo.groups * geo.group_in // 64
     for columns in range(2, 9):
         beside = 2 * columns
@@ -100,29 +106,12 @@ def options(problem: Problem, geo: Geometry, max_workspace: int | None) -> Itera
         if slots < geo.kernel[1] + 1:
             continue
         steps, rows = run_steps(problem, geo, BlockTile(columns, slots, 1))[0], steps_of(problem, geo)
-        for runs in {max(1, min(waves * TOGETHER * MULTIPROCESSORS // sets, steps // (2 * geo.kernel[1])))
+        for runs in {max(1, min(waves * TOGETHER * gpu.multiprocessors // sets, steps // (2 * geo.kernel[1])))
                      for waves in (1, 2)} | {steps // rows}:
             tile = BlockTile(columns, slots, runs)
-            if problem.wrt == "weight" and runs * size > limit:
+            if problem.wrt == "weight" and runs * size > query.limit:
                 continue
-            yield replace(tile, seconds=estimate(problem, geo, tile))
-
-
-def worth_measuring(problem: Problem, geo: Geometry, count: int = 3) -> list[BlockTile]:
-    """The best tiles of different widths."""
-    if not fits(problem, geo):
-        return []
-    best: dict[int, BlockTile] = {}
-    for tile in sorted(options(problem, geo, None), key=lambda tile: tile.seconds):
-        best.setdefault(tile.WT, tile)
-    return list(best.values())[:count]
-
-
-def takes(*tensors: Any) -> bool:
-    """Whether the copy engine can read and write the tensors: channels next to each other, the rest at 16 bytes."""
-    return all(t.data_ptr() % 16 == 0 and t.stride(1) == 1 and all(
-        step % 8 == 0 and step > 0 for axis, (step, extent) in enumerate(zip(t.stride(), t.shape))
-        if axis != 1 and extent > 1) for t in tensors)
+            yield replace(tile, seconds=estimate(problem, geo, tile, gpu))
 
 
 def box_of(tensor: Any) -> Any:
@@ -134,32 +123,9 @@ def box_of(tensor: Any) -> Any:
                             [1, 1, 16, 64], gl.NVMMASharedLayout(128, 16, rank=4))
 
 
-@dataclass(frozen=True)
-class BlockPlan:
-    """A gradient by blocks: `write(dy, other, result)`; of a weight gradient the partial sums of every run.
-
-    With further memory for as many rows of channels it writes partial sums of the bias gradient, too.
-    """
-
-    tile: BlockTile
-    splits: int
-    write: Step
-    channels: int
-
-    @property
-    def bias_shape(self) -> tuple[int, int]:
-        """Of the partial sums of the bias gradient."""
-        return self.splits, self.channels
-
-
-def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> BlockPlan | None:
-    """The plan of the measured choice, or of the cost model; None where blocks do not fit or are not chosen."""
-    if (choice is not None and choice["kernel"] != "blocks") or not fits(problem, geo):
-        return None
-    tile = BlockTile(**fields_of(choice)) if choice is not None else \
-        min(options(problem, geo, max_workspace), key=lambda tile: tile.seconds, default=None)
-    if tile is None:
-        return None
+def build(query: Query, tile: BlockTile) -> Prepared:
+    """The launches of a tile; of a weight gradient the partial sums of every run, and of the bias gradient if asked."""
+    problem, geo = query.problem, query.geo
     channels, is_input = geo.groups * geo.group_in, problem.wrt == "input"
     steps = steps_of(problem, geo)
     all_steps, run = run_steps(problem, geo, tile)
@@ -185,4 +151,13 @@ def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choi
         more = {} if is_input else {"BIAS": bias is not None}
         return Launch((channels // 64 * splits,), scalars, {**constants, **more}, 4, 1, leading, REGISTERS)
 
-    return BlockPlan(tile, splits, Step(block_input_kernel if is_input else block_weight_kernel, launch), channels)
+    name = f"blocks_{query.short}_{tile.WT}"
+    if is_input:
+        step = Step(block_input_kernel, launch)
+        return Prepared(name, str(tile), 0, lambda operands, results, workspace: step(*operands, *results))
+    return added(query, f"{name}_split{splits}", str(tile), splits, (splits, channels),
+                 Step(block_weight_kernel, launch))
+
+
+KERNEL = Kernel("blocks", frozenset({"input", "weight"}), supports, accepts, tiles, build, BlockTile,
+                kind=lambda query, tile: tile.WT, measured=3)

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import triton.experimental.gluon.language as gl
 
 from ...problem import Problem
 from . import box_plans
-from .box_line_tiles import BoxLineTile, best_tiles, choose, narrow_products, spaced, tile_count, units_of, work_of
+from .box_line_tiles import BoxLineTile, all_tiles, narrow_products, spaced, tile_count, units_of, work_of
 from .box_lines import box_lines_kernel
 from .box_places import add_box_parts_kernel
 from .descriptors import BoxDescriptor
-from .direct import KNOWN_TRITON
 from .geometry import Geometry, Three, strides_of
-from .launch import INTERPRETED, Launch, Step, aligned_strides, power_of_two
-from .numbers_on_device import STORED_8BIT, TORCH_DTYPES, rounding
-from .padded import PAD_ELEMENTS, pad_kernel, space_kernel, turn_kernel
+from .gpu import WORKSPACE_FLOOR, Gpu
+from .kernel import Kernel, Operands, Prepared, Query
+from .launch import Launch, Step, aligned_strides
+from .numbers_on_device import STORED_8BIT, TORCH_DTYPES, rounding, scratch
+from .padded import PAD_ELEMENTS, space_kernel
+from .padding import padded, turned, up8
 from .part_copies import PART_BYTES, split_step
-from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR, Box, workspace_limit
-from .tuning import Choice, fields_of
+from .tiles import Box, packs_phases, workspace_limit
 
 ONES: Three = (1, 1, 1)
 UNSCALED = (None, None, None)
+NARROW_BOXES = 1.6  # of the expected time, as measured where boxes of single taps are narrow
 WEIGHT_PIECES = 3  # of a float32 number, as products take it
+MOST_PHASES = 4096  # of an input gradient, or taps, so that planning takes milliseconds
 SHORTEST_RUN = 32  # seen on an H200: lines of 32 and more were faster than a copy of the result, of 14 much slower
 
 
@@ -40,11 +43,6 @@ class Copies:
     @property
     def bytes(self) -> int:
         return self.source + self.weight
-
-
-def up8(channels: int) -> int:
-    """Channels of a row whose length is a multiple of 16 bytes."""
-    return -(-channels // 8) * 8
 
 
 def turned_weight(problem: Problem, geo: Geometry) -> bool:
@@ -81,34 +79,89 @@ def limit_of(problem: Problem, geo: Geometry, max_workspace: int | None) -> int:
     return WORKSPACE_FLOOR if max_workspace is None else min(WORKSPACE_FLOOR, max_workspace)
 
 
-def fits(problem: Problem, geo: Geometry, max_workspace: int | None = None) -> bool:
-    """Whether these kernels can do a problem: 16 bits, FP8 or float32, channels last, small copies."""
+def supports(problem: Problem, geo: Geometry) -> str | None:
+    """Dense problems of 16 bits, FP8 or float32 with channels last, and groups of 32 channels and more."""
     whole = problem.dtype in ("bfloat16", "float16", "float32") and rounding(problem) == ""
     red = geo.group_out if problem.wrt == "input" else geo.group_in
-    if (INTERPRETED or not KNOWN_TRITON or not (whole or (rounding(problem) == "exact_f16" and red % 16 == 0))
-            or problem.out_dtype == "float64" or not problem.layout.endswith("C") or min(geo.pad) < 0
-            or (problem.wrt == "output" and max(geo.stride) > 8)):  # as far apart as a copy takes elements
-        return False
+    if not (whole or (rounding(problem) == "exact_f16" and red % 16 == 0)) or problem.out_dtype == "float64":
+        return "16 bits, float32, or FP8 with multiples of 16 channels"
+    if problem.out_dtype == "hifloat8":
+        return "rounds to FP8, not to HiFloat8"
+    if not problem.layout.endswith("C"):
+        return "channels last only"
+    if min(geo.pad) < 0 or (problem.wrt == "output" and max(geo.stride) > 8):
+        return "no negative padding, and outputs at strides of at most 8"  # as far apart as a copy takes elements
+    if problem.wrt == "input" and max(geo.phases, geo.taps) > MOST_PHASES:
+        return f"at most {MOST_PHASES} taps and phases"
     copies, patch = copies_for(problem, geo), box_plans.is_patch(problem, geo)
-    if copies.bytes > limit_of(problem, geo, max_workspace) or (copies.bytes and patch and problem.dtype != "float32"):
-        return False
     if patch:
-        return True
+        return "patches are not copied" if copies.bytes and problem.dtype != "float32" else None
+    if problem.wrt == "input" and packs_phases(geo):
+        return "columns fill a tile only with the phases of several positions packed into one"
     if problem.dtype == "float32" and (red % 8 or geo.group_in % 8):
-        return False
+        return "float32 with multiples of 8 channels only"
     fewest = min(geo.group_in, geo.group_out)
-    return fewest >= 16 if geo.groups == 1 else fewest >= 32 and geo.group_in % 8 == 0 and geo.group_out % 8 == 0
+    if geo.groups == 1:
+        return "at least 16 channels on both sides" if fewest < 16 else None
+    fits = fewest >= 32 and geo.group_in % 8 == 0 and geo.group_out % 8 == 0
+    return None if fits else "groups of 32 channels and more, multiples of 8"
+
+
+def accepts(query: Query) -> str | None:
+    """How the tensors lie: see `lies`; the weight in rows, unless it is copied."""
+    problem, geo, (source, weight, *_) = query.problem, query.geo, query.operands
+    copies = copies_for(problem, geo)
+    if copies.bytes > limit_of(problem, geo, query.max_workspace):
+        return f"copies of {copies.bytes} bytes pass the workspace"
+    rows_fit = box_plans.turned_rows_fit if turned_weight(problem, geo) else box_plans.weight_rows_fit
+    if not copies.weight and not rows_fit(weight):
+        return "the weight's rows have gaps, or do not begin at multiples of 16 bytes"
+    if not lies(problem, geo, copies, source, query.result):
+        return "channels are not neighbours in memory, or rows not at multiples of 16 bytes"
+    return None
+
+
+def lies(problem: Problem, geo: Geometry, copies: Copies, source: Any, result: Any) -> bool:
+    """Whether source and result lie as needed."""
+    there = result.shape[1] == 1 or result.stride(1) == 1 or writes_columns(problem, geo)
+    if box_plans.is_patch(problem, geo):
+        there = there and (result.shape[-1] == 1 or result.stride(-1) == result.shape[1])
+    steps = [step for axis, step in enumerate(source.stride()) if axis != 1 and source.shape[axis] > 1]
+    aligned = box_plans.tensors_fit(source) and not any(step * source.element_size() % 16 for step in steps)
+    return there and (copies.source > 0 or aligned)
+
+
+def tiles(query: Query) -> Iterator[BoxLineTile]:
+    problem, geo, result = query.problem, query.geo, query.result
+    left = limit_of(problem, geo, query.max_workspace) - copies_for(problem, geo).bytes
+    to_columns = result.shape[1] > 1 and result.stride(1) != 1
+    return all_tiles(work_of(problem, geo, to_columns), left, query.gpu)
+
+
+def seconds(query: Query, tile: BoxLineTile) -> float:
+    narrow = query.geo.groups > 1 and query.geo.taps == 1 and tile.CB < 32
+    return tile.seconds * (NARROW_BOXES if narrow else 1.0)
+
+
+def build(query: Query, tile: BoxLineTile) -> Prepared:
+    problem, geo = query.problem, query.geo
+    plan = box_lines(problem, geo, tile, query.gpu)
+    if 4 * plan.memory > limit_of(problem, geo, query.max_workspace):  # measured, with more memory than there is
+        tile = replace(tile, whole=tile_count(work_of(problem, geo), tile), parts=1)
+        plan = box_lines(problem, geo, tile, query.gpu)
+
+    def run(operands: Operands, results: tuple[Any, ...], workspace: Any) -> None:
+        memory = scratch(problem, workspace, (plan.memory,), results[0]) if plan.memory else None
+        plan.run(operands[0], operands[1], results[0], memory, *operands[2:])
+
+    return Prepared(f"box_lines_{query.short}_{tile.BM}x{tile.BN}x{tile.CB}", str(tile), 4 * plan.memory, run,
+                    scales=True)
 
 
 def writes_columns(problem: Problem, geo: Geometry) -> bool:
     """Whether results with channels first are written about as fast: in runs of neighbours that are not too short."""
     return not box_plans.is_patch(problem, geo) and (
         geo.stride[2] == 1 and geo.x[2] >= SHORTEST_RUN if problem.wrt == "input" else geo.y[2] >= SHORTEST_RUN)
-
-
-def worth_measuring(problem: Problem, geo: Geometry, count: int = 6) -> list[BoxLineTile]:
-    """The best tiles of different shapes."""
-    return best_tiles(problem, geo, count) if fits(problem, geo) else []
 
 
 def layout_of(element_bytes: int, inner: int, rank: int) -> Any:
@@ -130,7 +183,7 @@ def weight_descriptor(weight: Any, block: tuple[int, int], turned: bool) -> BoxD
 
 @dataclass(frozen=True)
 class BoxLines:
-    """A problem on boxes: `take` says whether the tensors lie as it needs."""
+    """The launches of a problem on boxes."""
 
     problem: Problem
     geo: Geometry
@@ -151,19 +204,6 @@ class BoxLines:
     def memory(self) -> int:
         """Elements of float32 that a call needs beside its tensors."""
         return math.prod(self.parts_shape) + self.copies.bytes // 4
-
-    def take(self, source: Any, weight: Any, result: Any) -> bool:
-        rows_fit = box_plans.turned_rows_fit if turned_weight(self.problem, self.geo) else box_plans.weight_rows_fit
-        return self.lies(source, result) and (self.copies.weight > 0 or rows_fit(weight))
-
-    def lies(self, source: Any, result: Any) -> bool:
-        """Whether source and result lie as needed."""
-        lies = result.shape[1] == 1 or result.stride(1) == 1 or writes_columns(self.problem, self.geo)
-        if box_plans.is_patch(self.problem, self.geo):
-            lies = lies and (result.shape[-1] == 1 or result.stride(-1) == result.shape[1])
-        steps = [step for axis, step in enumerate(source.stride()) if axis != 1 and source.shape[axis] > 1]
-        aligned = box_plans.tensors_fit(source) and not any(step * source.element_size() % 16 for step in steps)
-        return lies and (self.copies.source > 0 or aligned)
 
     def run(self, source: Any, weight: Any, result: Any, memory: Any, *scales: Any) -> None:
         """Write the result; `memory` has as many float32 elements as a call needs.
@@ -204,68 +244,6 @@ class BoxLines:
         return padded(weight, memory, weight.dtype)
 
 
-def padded(tensor: Any, memory: Any, dtype: Any, shuffled: str = "") -> Any:
-    """A copy of a tensor (canonical view) in given memory, its channels last and padded to 16 bytes."""
-    outer, channels, *spatial = tensor.shape
-    copy = memory.view(dtype).view(outer, *spatial, up8(channels)).permute(0, -1, *range(1, tensor.dim() - 1))
-    PAD[shuffled](tensor, copy)
-    return copy
-
-
-def pad_launch(tensor: Any, copy: Any, shuffled: str) -> Launch:
-    outer, channels, *spatial = tensor.shape
-    rows = outer * math.prod(spatial)
-    width = min(128, power_of_two(copy.shape[1]))
-    few = max(1, PAD_ELEMENTS // width)
-    extents = (*(1,) * (3 - len(spatial)), *spatial)
-    return Launch((-(-rows // few), -(-copy.shape[1] // width)), (rows, channels, *extents, *strides_of(tensor)),
-                  {"CHANNELS": copy.shape[1], "WIDTH": width, "ROWS": few, "SHUFFLED": shuffled}, 4, 1)
-
-
-PAD = {shuffled: Step(pad_kernel, partial(pad_launch, shuffled=shuffled)) for shuffled in ("", "rows", "channels")}
-
-
-def turned(weight: Any, memory: Any) -> Any:
-    """A copy of a weight in given memory, its input channels first and its output channels last: (I, O, taps)."""
-    outs, ins, *kernel = weight.shape
-    copy = memory.view(weight.dtype).view(ins, *kernel, outs).permute(0, -1, *range(1, weight.dim() - 1))
-    turn(weight, copy)
-    return copy
-
-
-def turn_launch(weight: Any, copy: Any) -> Launch:
-    outs, ins, *kernel = weight.shape
-    taps = math.prod(kernel)
-    extents = (*(1,) * (3 - len(kernel)), *kernel)
-    return Launch((taps, -(-outs // TURN), -(-ins // TURN)), (outs, ins, *extents[1:], *strides_of(weight)),
-                  {"TAPS": taps, "FEW": TURN}, 4, 1)
-
-
-TURN = 64  # channels of a program's square
-turn = Step(turn_kernel, turn_launch)
-
-
-def for_problem(problem: Problem, geo: Geometry, choice: Choice | None, max_workspace: int | None,
-                to_columns: bool = False, joined: int = 1) -> BoxLines | None:
-    """The plan of a problem on boxes, or None where it does not fit or was not chosen; `to_columns`: channels first.
-
-    `joined`: of how many groups the weights are the diagonal of the problem's weights (see joined_plans.py).
-    """
-    if choice is not None and choice["kernel"] != "box_lines":
-        return None
-    if not fits(problem, geo, max_workspace):
-        return None
-    limit = limit_of(problem, geo, max_workspace)
-    left = limit - copies_for(problem, geo).bytes
-    tile = choose(problem, geo, left, to_columns) if choice is None else BoxLineTile(**fields_of(choice))
-    if tile is None:
-        return None
-    plan = box_lines(problem, geo, tile, joined)
-    if 4 * plan.memory > limit:  # a measured tile, where there is less memory than it was measured with
-        plan = box_lines(problem, geo, replace(tile, whole=tile_count(work_of(problem, geo), tile), parts=1), joined)
-    return plan
-
-
 def half_box(box: Box, rows: int) -> Box | None:
     """How far the box of the second `rows` positions lies from the first one's; None where they are no box."""
     axis = next((axis for axis in range(4) if box[axis] > 1), 3)
@@ -276,8 +254,8 @@ def half_box(box: Box, rows: int) -> Box | None:
     return beside[0], beside[1], beside[2], beside[3]
 
 
-def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile, joined: int = 1) -> BoxLines:
-    """The launches of a tile."""
+def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile, gpu: Gpu, joined: int = 1) -> BoxLines:
+    """The launches of a tile; `joined`: of how many groups the weights are the diagonal (see joined_plans.py)."""
     work = work_of(problem, geo)
     is_input, patch = work.is_input, work.patch
     red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
@@ -289,7 +267,7 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile, joined: int = 
     boxes = tuple(-(-extent // size) for extent, size in zip(work.positions, tile.box))
     rest = tile_count(work, tile) - tile.whole
     items = tile.whole + rest * tile.parts
-    programs = min(items, MULTIPROCESSORS * tile.together)
+    programs = min(items, gpu.multiprocessors * tile.together)
     turn = max(1, programs // (-(-work.columns // tile.BN) * len(work.phases)))
     copied = list(tile.box)
     copied[1 + tile.axis] += (tile.NT - 1) * geo.dilation[tile.axis]
@@ -350,3 +328,7 @@ def box_lines(problem: Problem, geo: Geometry, tile: BoxLineTile, joined: int = 
 
     return BoxLines(problem, geo, tile, copies, Step(box_lines_kernel, write), Step(add_box_parts_kernel, add),
                     Step(space_kernel, space))
+
+
+KERNEL = Kernel("box_lines", frozenset({"output", "input"}), supports, accepts, tiles, build, BoxLineTile, seconds,
+                kind=lambda query, tile: (tile.BM, tile.BN, tile.warps, tile.NT), eight_bits=True)

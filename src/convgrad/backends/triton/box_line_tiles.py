@@ -10,9 +10,9 @@ from functools import lru_cache
 from ...problem import DTYPES, Problem
 from . import box_plans
 from .geometry import Geometry
-from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR, Box
+from .gpu import WORKSPACE_FLOOR, Gpu
+from .tiles import Box
 
-SHARED_BYTES = 228 * 1024  # of a multiprocessor
 MOST_SLOTS = 12
 SPACING = 64  # channels that a step takes at most
 LOST_BYTES = 1024 + 512  # of a program: kept by the driver, and for barriers and what the compiler needs
@@ -23,8 +23,8 @@ SHAPES = ((128, 256, 8, 1), (256, 128, 8, 1), (128, 128, 8, 1), (128, 128, 4, 2)
 SPLIT_SHAPES = ((128, 128, 8, 1), (128, 64, 8, 1), (128, 32, 8, 1), (64, 128, 4, 1), (64, 64, 4, 1))
 DEPTHS = {1: (64, 32), 2: (64, 32, 16), 4: (32, 16)}  # channels of a step, by bytes of an element
 SPLIT_PRODUCTS = 6  # of parts of float32 numbers
-# What the cost model counts with, for one multiprocessor: operations and bytes a second, and seconds.
-PRODUCTS = 890e12 / MULTIPROCESSORS  # of tiles with 64 columns and more; fewer take the same time
+# What the cost model counts with, for one multiprocessor: shares of its part of the card, and seconds.
+PRODUCTS = 0.9  # of the tensor cores' speed, of tiles with 64 columns and more; fewer take the same time
 NARROW = 1.6  # how much faster products of FP8 numbers are
 # From the end of a step's products to the next ones of the same warps, where these are waited for: FP8 sums that are
 # added in float32, FP8 numbers that are decoded (which takes some time for each row beside it).
@@ -33,17 +33,16 @@ DECODED_SECONDS = 0.15e-6
 SPLIT_SECONDS = 0.2e-6  # of float32 numbers
 SPLIT_NARROW = 1.3  # how much longer their products take with at most 64 columns
 DECODED_ROW_SECONDS = 0.2e-9
-CACHE_RATE = 90e9
+CACHE_SHARE = 0.95  # of the L2 cache's speed
 STEP_SECONDS = 0.01e-6
 DISTURBANCE = 0.5e-12  # seconds that a copied byte takes from the products
 ROW_SECONDS = 0.95e-9  # to copy a row of up to 128 bytes
 COPY_SECONDS = 0.9e-6  # from the start of a copy to its end
-MEMORY_RATE = 3.8e12  # of all together
 TILE_SECONDS = 0.8e-6  # to fill the pipeline
-STORES = {8: (0.4e-6, 70e9), 4: (1.6e-6, 34e9)}  # of a tile, by warps: of eight, one half multiplies meanwhile
-LAUNCH_SECONDS = 4e-6
+# of a tile, by warps, seconds and bytes a second: of eight warps, one half multiplies meanwhile
+STORES = {8: (0.4e-6, 70e9), 4: (1.6e-6, 34e9)}
 PARTS_SECONDS = 5e-6  # of the kernel that adds parts, beside its bytes
-PARTS_RATE = 1.5e12
+PARTS_SHARE = 0.42  # of the memory's speed
 
 
 @dataclass(frozen=True)
@@ -127,20 +126,7 @@ def narrow_products(problem: Problem, geo: Geometry) -> bool:
     return problem.compute == "fp8" and (geo.groups == 1 or problem.wrt == "output")
 
 
-def choose(problem: Problem, geo: Geometry, max_workspace: int | None, to_columns: bool = False) -> BoxLineTile | None:
-    """The tile with the lowest estimated time."""
-    return min(all_tiles(work_of(problem, geo, to_columns), max_workspace), key=lambda tile: tile.seconds, default=None)
-
-
-def best_tiles(problem: Problem, geo: Geometry, count: int) -> list[BoxLineTile]:
-    """The best tiles of different shapes."""
-    best: dict[tuple[int, ...], BoxLineTile] = {}
-    for tile in sorted(all_tiles(work_of(problem, geo), None), key=lambda tile: tile.seconds):
-        best.setdefault((tile.BM, tile.BN, tile.warps, tile.NT), tile)
-    return list(best.values())[:count]
-
-
-def all_tiles(work: Work, max_workspace: int | None) -> Iterator[BoxLineTile]:
+def all_tiles(work: Work, max_workspace: int | None, gpu: Gpu) -> Iterator[BoxLineTile]:
     widest = max(32, 1 << (work.columns - 1).bit_length())
     for rows, columns, warps, together in SPLIT_SHAPES if work.source_bytes == 4 else SHAPES:
         decoded = work.source_bytes == 1 and not work.narrow
@@ -155,8 +141,8 @@ def all_tiles(work: Work, max_workspace: int | None) -> Iterator[BoxLineTile]:
                 continue
             for depth in (128, 64, 32) if work.narrow else DEPTHS[work.source_bytes]:
                 for shared in {1, together}:
-                    yield from tiles_with(work, (rows, columns, warps, shared), max(axis, 0), taps, box, depth,
-                                          max_workspace)
+                    yield from tiles_with(work, (rows, columns, warps, shared), (max(axis, 0), taps), box, depth,
+                                          max_workspace, gpu)
 
 
 def sizes(extent: int, most: int) -> list[int]:
@@ -207,14 +193,17 @@ def copied_rows(work: Work, box: Box, axis: int, taps: int) -> int:
     return math.prod(lines) if max(lines) <= 256 else 0
 
 
-def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: int, box: Box, depth: int,
-               max_workspace: int | None) -> Iterator[BoxLineTile]:
-    """Tiles with as many slots as fit into shared memory, and their estimated times; none where it cannot be."""
-    geo = work.geo
+def tiles_with(work: Work, shape: tuple[int, int, int, int], sharing: tuple[int, int], box: Box, depth: int,
+               max_workspace: int | None, gpu: Gpu) -> Iterator[BoxLineTile]:
+    """Tiles with as many slots as fit into shared memory, and their estimated times; none where it cannot be.
+
+    `sharing`: an axis, and how many of its taps share a box.
+    """
+    geo, (axis, taps) = work.geo, sharing
     rows, columns, warps, together = shape
     boxes = math.prod(-(-extent // size) for extent, size in zip(work.positions, box))
     tiles = boxes * -(-work.columns // columns) * geo.groups * len(work.phases)
-    if warps == 4 and (together == 1) != (tiles <= MULTIPROCESSORS):
+    if warps == 4 and (together == 1) != (tiles <= gpu.multiprocessors):
         return  # four warps have a multiprocessor to themselves, and more slots, where there are enough of them
     copied = copied_rows(work, box, axis, taps)
     mixed = geo.groups > 1 and work.red % depth > 0 and (work.spaced == 0 or depth < SPACING)
@@ -224,7 +213,7 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
     source_bytes = units * 8 * depth * work.source_bytes
     weight_bytes = columns * depth * (1 if work.narrow else 6 if work.source_bytes == 4 else 2)
     chunk = min(columns, 128 // work.out_bytes)
-    room = SHARED_BYTES // together - LOST_BYTES
+    room = gpu.shared_bytes // together - LOST_BYTES
     source_slots = weight_slots = out_slots = 0
     for out_slots in (2, 1) if columns > chunk else (1,):
         left = room - out_slots * rows * chunk * work.out_bytes
@@ -237,7 +226,8 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
             break
     if source_slots < 2 or weight_slots < 3:
         return
-    products = 2 * rows * max(columns, 64) * depth / (PRODUCTS * NARROW if work.narrow else PRODUCTS)
+    rate = PRODUCTS * gpu.tensor_flops / gpu.multiprocessors
+    products = 2 * rows * max(columns, 64) * depth / (rate * NARROW if work.narrow else rate)
     if work.source_bytes == 1:
         products += 0 if work.narrow else DECODED_ROW_SECONDS * rows
         waited = NARROW_SECONDS if work.narrow else DECODED_SECONDS
@@ -248,12 +238,12 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
     filled = copied * depth * work.source_bytes / taps + weight_bytes
     copies = copied / taps + (depth * -(-columns // 64) if work.is_input and not work.narrow else columns) * (
         3 if work.source_bytes == 4 else 1)
-    step = max(products, filled / CACHE_RATE, copies * ROW_SECONDS) + DISTURBANCE * filled + STEP_SECONDS
+    cache = filled * gpu.multiprocessors / (CACHE_SHARE * gpu.l2_bytes_per_s)
+    step = max(products, cache, copies * ROW_SECONDS) + DISTURBANCE * filled + STEP_SECONDS
     depth_steps = -(-work.red // depth)
     phases = work.phases
-    slots = MULTIPROCESSORS * together
-    sharing = min(together, -(-tiles // MULTIPROCESSORS))
-    step = max(step * sharing, COPY_SECONDS / weight_slots)
+    slots = gpu.multiprocessors * together
+    step = max(step * min(together, -(-tiles // gpu.multiprocessors)), COPY_SECONDS / weight_slots)
     store = STORES[warps][0] + rows * columns * work.out_bytes / STORES[warps][1]
     share = math.prod(inside_share(work, box[1 + a], a) for a in range(3) if taps == 1 or a != axis)
     seconds = TILE_SECONDS + STORES[4][0] - STORES[warps][0]  # nothing is left to multiply while the last is stored
@@ -263,11 +253,11 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
     x_bytes, y_bytes = (work.out_bytes, work.source_bytes) if work.is_input else (work.source_bytes, work.out_bytes)
     moved = geo.batch * geo.groups * (x_bytes * geo.group_in * math.prod(geo.x)
                                       + y_bytes * geo.group_out * math.prod(geo.y))
-    floor = moved / MEMORY_RATE
+    floor = moved / gpu.memory_bytes_per_s
 
     def tile(whole: int, parts: int, seconds: float) -> BoxLineTile:
         return BoxLineTile(box, rows, columns, depth, axis, taps, source_slots, weight_slots, out_slots, warps,
-                           together, whole, parts, LAUNCH_SECONDS + max(seconds, floor))
+                           together, whole, parts, gpu.launch_s + max(seconds, floor))
 
     yield tile(tiles, 1, seconds)
     rest = tiles % slots
@@ -279,7 +269,8 @@ def tiles_with(work: Work, shape: tuple[int, int, int, int], axis: int, taps: in
     parts = min(slots // rest, whole_steps // 8, 16, limit // (rest * rows * columns * 4))
     if parts > 1:
         again = 4 * (parts + 1) * rest * rows * columns
-        yield tile(tiles - rest, parts, seconds - last + last / parts + store + PARTS_SECONDS + again / PARTS_RATE)
+        yield tile(tiles - rest, parts, seconds - last + last / parts + store + PARTS_SECONDS + again / (
+            PARTS_SHARE * gpu.memory_bytes_per_s))
 
 
 @lru_cache(maxsize=1024)

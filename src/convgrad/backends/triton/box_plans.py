@@ -8,12 +8,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ...problem import Problem
 from .geometry import Geometry, strides_of
-from .numbers_on_device import rounding
+from .kernel import Query
+from .numbers_on_device import sixteen_bits
 
 
 def whole_channels(problem: Problem) -> bool:
     """Whether tensor cores multiply the channels of this problem as they lie: 16-bit numbers, channels last."""
-    return (problem.dtype in ("bfloat16", "float16") and rounding(problem) == "" and problem.layout.endswith("C"))
+    return sixteen_bits(problem) and problem.layout.endswith("C")
 
 
 def channels_fit(problem: Problem, geo: Geometry) -> bool:
@@ -22,14 +23,33 @@ def channels_fit(problem: Problem, geo: Geometry) -> bool:
 
 
 def tensors_fit(*tensors: Any) -> bool:
-    """Whether tensors lie as the copy engine needs: neighbouring channels, strides and start multiples of 16 bytes."""
+    """Whether tensors lie as the copy engine needs: neighbouring channels, strides and start multiples of 16 bytes.
+
+    It takes no stride of 0, as broadcast tensors have: a descriptor has some other one where an extent is 1.
+    """
     for t in tensors:
         steps = t.stride()
         if (t.shape[1] > 1 and steps[1] != 1) or t.data_ptr() % 16:
             return False
-        if any(step % 8 for axis, step in enumerate(steps) if axis != 1 and t.shape[axis] > 1):
+        if any(step % 8 or step <= 0 for axis, step in enumerate(steps) if axis != 1 and t.shape[axis] > 1):
             return False
     return True
+
+
+def at_16_bytes(*tensors: Any) -> bool:
+    """Whether channels are next to each other, everything else at multiples of 16 bytes, and no axis is repeated."""
+    return all(t.data_ptr() % 16 == 0 and t.stride(1) == 1 and all(
+        step % 8 == 0 and step > 0 for axis, (step, extent) in enumerate(zip(t.stride(), t.shape))
+        if axis != 1 and extent > 1) for t in tensors)
+
+
+def accepts(query: Query) -> str | None:
+    """What the copy engine reads and writes: all tensors but weights and bias gradients."""
+    problem = query.problem
+    named = zip((*problem.operands, *problem.results), (*query.operands, *query.results))
+    if at_16_bytes(*(tensor for name, tensor in named if name not in ("weight", "bias"))):
+        return None
+    return "channels are not neighbours in memory, or rows not at multiples of 16 bytes"
 
 
 def descriptor(tensor: Any, block: tuple[int, ...]) -> TensorDescriptor:
@@ -45,7 +65,7 @@ def weight_rows_fit(weight: Any) -> bool:
     row = weight[:1].permute(0, *range(2, weight.dim()), 1)
     unit = 16 // weight.element_size()
     return bool(row.is_contiguous() and weight.data_ptr() % 16 == 0 and row.numel() % unit == 0
-                and (weight.shape[0] == 1 or weight.stride(0) % unit == 0))
+                and (weight.shape[0] == 1 or (weight.stride(0) % unit == 0 and weight.stride(0) > 0)))
 
 
 def turned_rows_fit(weight: Any) -> bool:

@@ -14,22 +14,20 @@ from ...problem import DTYPES, Problem
 from .cell_gather import cell_gather_kernel
 from .cells import spread_kernel
 from .geometry import Geometry, strides_of
-from .launch import INTERPRETED, Launch, Step, aligned_strides
-from .numbers_on_device import rounding
-from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR
-from .tuning import Choice, fields_of
+from .gpu import WORKSPACE_FLOOR, Gpu
+from .kernel import Kernel, Operands, Prepared, Query
+from .launch import Launch, Step, aligned_strides
+from .numbers_on_device import scratch, sixteen_bits
 
-# What the cost model counts with, in operations, bytes and seconds: rates of the products by the columns of a tile, of
-# copies from the cache by the bytes of a row.
-PRODUCTS = {8: 230e12, 16: 400e12, 32: 600e12, 64: 900e12, 128: 850e12, 256: 880e12}
-CACHE_BYTES = {16: 4e12, 32: 5.5e12, 64: 7e12}
-MEMORY_BYTES = 3.5e12
-LAUNCH_SECONDS = 8e-6
+# What the cost model counts with: shares of the tensor cores' speed by the columns of a tile, of the L2 cache's by the
+# channels of a row, and seconds.
+PRODUCTS = {8: 0.233, 16: 0.404, 32: 0.607, 64: 0.910, 128: 0.859, 256: 0.890}
+CACHE_SHARES = {16: 0.32, 32: 0.44, 64: 0.56}
+LAUNCHES = 2  # weights are spread first
 TILE_SECONDS = 0.6e-6
 WRITE_BYTES = 65e9  # of one multiprocessor
 STEP_SECONDS = 0.1e-6
-# NOTE: the only tile seen wrong on an H200 (of 90, reason not known) was also the only one with over 217124 bytes
-SHARED_BYTES = {1: 212 * 1024, 2: 111 * 1024}  # of a program, by how many share a multiprocessor
+SHARED_BYTES = {1: 222 * 1024, 2: 111 * 1024}  # of a program, by how many share a multiprocessor
 HALF_REGISTERS = 128  # a thread at the start, so that two programs fit a multiprocessor: 4 warps copy or wait
 PRODUCT_REGISTERS = 26  # beside its sums, that ptxas wants for one product (C7602: 154 for 256 columns)
 MOST_SPREAD = WORKSPACE_FLOOR
@@ -87,11 +85,18 @@ def cell_shape(geo: Geometry, fold: int, gp: int, cb: int) -> CellShape:
                      rows, geo.phases * fold * geo.group_in * gp)
 
 
-def cells_fit(problem: Problem, geo: Geometry) -> bool:
-    """Whether cells can serve this problem: the input gradient of 16-bit tensors with channels last."""
-    return (not INTERPRETED and problem.wrt == "input" and problem.dtype in ("bfloat16", "float16")
-            and DTYPES[problem.out_dtype][1] == 2 and rounding(problem) == "" and problem.layout.endswith("C")
-            and geo.groups * geo.group_out * max(folds(geo)) % 8 == 0)
+def supports(problem: Problem, geo: Geometry) -> str | None:
+    """Small groups, or few channels on one side: the input gradient of 16-bit tensors with channels last."""
+    if not sixteen_bits(problem) or DTYPES[problem.out_dtype][1] != 2 or not problem.layout.endswith("C"):
+        return "16-bit tensors with channels last only"
+    if geo.groups > 1:  # with many taps on the last axis, which do not share their copies, boxes were faster
+        if max(geo.group_in, geo.group_out) > 128 or geo.span[2] > 32:
+            return "groups of at most 128 channels, and windows of at most 32 on the last axis"
+    elif min(geo.group_in, geo.group_out) > 16:
+        return "at most 16 channels on one side"
+    if geo.groups * geo.group_out * max(folds(geo)) % 8:
+        return "rows of dy are not multiples of 16 bytes"
+    return None
 
 
 def folds(geo: Geometry) -> list[int]:
@@ -113,7 +118,12 @@ def group_counts(geo: Geometry) -> list[int]:
             and (count == geo.groups or count * geo.group_out % 8 == 0)]
 
 
-def all_cells(geo: Geometry, max_workspace: int | None) -> Iterator[CellTile]:
+def tiles(query: Query) -> Iterator[CellTile]:
+    """Every tile that the shapes allow and whose rows of dy lie without gaps."""
+    return (tile for tile in all_cells(query.geo, query.max_workspace, query.gpu) if lies(tile, query))
+
+
+def all_cells(geo: Geometry, max_workspace: int | None, gpu: Gpu) -> Iterator[CellTile]:
     limit = MOST_SPREAD if max_workspace is None else min(MOST_SPREAD, max_workspace)
     dy_bytes = 2 * geo.groups * geo.group_out * geo.pixels
     dx_bytes = 2 * geo.groups * geo.group_in * geo.batch * math.prod(geo.x)
@@ -123,16 +133,17 @@ def all_cells(geo: Geometry, max_workspace: int | None) -> Iterator[CellTile]:
         for gp in group_counts(geo):
             for cb in (64, 32, 16):
                 shape = cell_shape(geo, fold, gp, cb)
-                memory = (dy_bytes + dx_bytes) / MEMORY_BYTES
+                memory = (dy_bytes + dx_bytes) / gpu.memory_bytes_per_s
                 if (cb > 16 and cb >= 2 * max(shape.cell, 1)) or shape.columns > 2048 or shape.shifts[1] > 8:
                     continue
                 if shape.per_row > 1 and shape.cell % 8:  # a copy of a cell starts at a multiple of 16 bytes, too
                     continue
-                yield from tiles_of(geo, shape, fold, gp, cb, limit, memory)
+                yield from tiles_of(geo, shape, (fold, gp, cb), limit, memory, gpu)
 
 
-def tiles_of(geo: Geometry, shape: CellShape, fold: int, gp: int, cb: int, limit: int,
-             memory: float) -> Iterator[CellTile]:
+def tiles_of(geo: Geometry, shape: CellShape, cell: tuple[int, int, int], limit: int, memory: float,
+             gpu: Gpu) -> Iterator[CellTile]:
+    fold, gp, cb = cell
     overlap = shape.shifts[1]
     for bn in PRODUCTS:
         if bn >= 2 * shape.columns and bn > 8:
@@ -153,12 +164,13 @@ def tiles_of(geo: Geometry, shape: CellShape, fold: int, gp: int, cb: int, limit
                 half = warps == 4 and bn // 2 + PRODUCT_REGISTERS <= HALF_REGISTERS
                 for together in (1, 2) if half else (1,):
                     yield from pipelines(CellTile(fold, gp, cb, bn, pn, b2, lines, 0, False, warps, together, 0.0),
-                                         shape, math.prod(boxes), sets, memory)
+                                         shape, math.prod(boxes), sets, memory, gpu)
 
 
-def pipelines(tile: CellTile, shape: CellShape, tiles: int, sets: int, memory: float) -> Iterator[CellTile]:
+def pipelines(tile: CellTile, shape: CellShape, tiles: int, sets: int, memory: float,
+              gpu: Gpu) -> Iterator[CellTile]:
     """The tile with weights kept in shared memory or copied with the lines, each with its estimated time."""
-    programs = MULTIPROCESSORS * tile.together
+    programs = gpu.multiprocessors * tile.together
     share = max(1, min(tiles, programs // sets))
     waves = -(-tiles // share) * max(1, -(-sets * share // programs))
     rows, overlap = tile.PN * tile.B2, shape.shifts[1]
@@ -173,12 +185,14 @@ def pipelines(tile: CellTile, shape: CellShape, tiles: int, sets: int, memory: f
         if stages < 2:
             continue
         # seconds of one tile of each program of a multiprocessor; two programs write while the other multiplies
-        products = programs * 2 * rows * tile.LB * tile.BN * overlap * shape.steps * tile.CB / PRODUCTS[tile.BN]
-        copies = programs * shape.steps * step_bytes / CACHE_BYTES[tile.CB]
+        products = programs * 2 * rows * tile.LB * tile.BN * overlap * shape.steps * tile.CB / (
+            PRODUCTS[tile.BN] * gpu.tensor_flops)
+        copies = programs * shape.steps * step_bytes / (CACHE_SHARES[tile.CB] * gpu.l2_bytes_per_s)
         writing = TILE_SECONDS + rows * tile.LB * tile.BN * 2 / WRITE_BYTES
         seconds = max(products, copies) + STEP_SECONDS * shape.steps + (
             writing if tile.together == 1 else 0.3 * writing)
-        yield replace(tile, stages=stages, resident=resident, seconds=LAUNCH_SECONDS + max(waves * seconds, memory))
+        yield replace(tile, stages=stages, resident=resident,
+                      seconds=LAUNCHES * gpu.launch_s + max(waves * seconds, memory))
 
 
 def line_of(batch: int, extent: int, rows: int) -> tuple[int, int]:
@@ -188,45 +202,35 @@ def line_of(batch: int, extent: int, rows: int) -> tuple[int, int]:
                key=lambda box: (-(-batch // box[0]) * box[0] * -(-extent // box[1]) * box[1], -box[1]))
 
 
-def choose_cells(geo: Geometry, max_workspace: int | None) -> CellTile | None:
-    return min(all_cells(geo, max_workspace), key=lambda tile: tile.seconds, default=None)
+def accepts(query: Query) -> str | None:
+    """Channels of dy and of the result are neighbours in memory, rows of dy at multiples of 16 bytes."""
+    dy, result = query.operands[0], query.result
+    if (dy.shape[1] > 1 and dy.stride(1) != 1) or (result.shape[1] > 1 and result.stride(1) != 1):
+        return "channels are not neighbours in memory"
+    steps = [step for axis, (step, extent) in enumerate(zip(dy.stride(), dy.shape))
+             if axis not in (1, dy.dim() - 1) and extent > 1]
+    if dy.data_ptr() % 16 or any(step % 8 or step <= 0 for step in steps) or all(extent == 1 for extent in dy.shape):
+        return "rows of dy do not begin at multiples of 16 bytes"
+    return None
 
 
-def worth_measuring(problem: Problem, geo: Geometry, count: int = 6) -> list[CellTile]:
-    """The best tiles of different kinds."""
-    if not cells_fit(problem, geo):
-        return []
-    found: list[CellTile] = []
-    kinds: set[tuple[int, ...]] = set()
-    for tile in sorted(all_cells(geo, None), key=lambda tile: tile.seconds):
-        kind = (tile.fold, tile.GP, tile.BN)
-        if kind not in kinds:
-            kinds.add(kind)
-            found.append(tile)
-    return found[:count]
+def lies(tile: CellTile, query: Query) -> bool:
+    """Whether the positions of a row of dy that a cell folds are neighbours, at multiples of 16 bytes."""
+    dy = query.operands[0]
+    if dy.shape[-1] == 1:
+        return True
+    return (tile.fold == 1 or dy.stride(-1) == dy.shape[1]) and dy.stride(-1) * tile.fold % 8 == 0 < dy.stride(-1)
 
 
 @dataclass(frozen=True)
 class CellPlan:
-    """The input gradient of a problem by cells: `take` says whether the tensors lie as it needs."""
+    """The launches of a tile."""
 
     geo: Geometry
     tile: CellTile
     spread_size: int
     spread: Step
     gather: Step
-
-    def take(self, dy: Any, result: Any) -> bool:
-        channels, fold = dy.shape[1], self.tile.fold
-        if dy.data_ptr() % 16 or (channels > 1 and dy.stride(1) != 1) or \
-                (result.shape[1] > 1 and result.stride(1) != 1):
-            return False
-        if fold > 1 and dy.shape[-1] > 1 and dy.stride(-1) != channels:
-            return False
-        steps = [step for step, extent in zip(dy.stride(), dy.shape) if extent > 1]
-        return all(step % 8 == 0 for axis, step in enumerate(dy.stride())
-                   if axis not in (1, dy.dim() - 1) and dy.shape[axis] > 1) and (
-            dy.shape[-1] == 1 or dy.stride(-1) * fold % 8 == 0) and len(steps) > 0
 
     def write(self, dy: Any, weight: Any, result: Any, workspace: Any) -> None:
         """Spread the weights over the workspace, then sum."""
@@ -235,26 +239,18 @@ class CellPlan:
         self.gather(dy, spread, weight, result)
 
 
-def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> CellPlan | None:
-    """The plan of the measured choice, or of the cost model; None where cells do not fit or are not chosen."""
-    if (choice is not None and choice["kernel"] != "cells") or not cells_fit(problem, geo):
-        return None
-    if choice is None and not expected_to_pay(geo):
-        return None
-    tile = CellTile(**fields_of(choice)) if choice is not None else choose_cells(geo, max_workspace)
-    if tile is None:
-        return None
-    return cell_plan(geo, tile)
+def build(query: Query, tile: CellTile) -> Prepared:
+    plan = cell_plan(query.geo, tile, query.gpu)
+    words = -(-plan.spread_size // 2)
+
+    def run(operands: Operands, results: tuple[Any, ...], workspace: Any) -> None:
+        dy, weight = operands
+        plan.write(dy, weight, results[0], scratch(query.problem, workspace, (words,), results[0]))
+
+    return Prepared(f"cells_{query.short}_{tile.PN * tile.B2}x{tile.BN}x{tile.CB}", str(tile), 4 * words, run)
 
 
-def expected_to_pay(geo: Geometry) -> bool:
-    """Small groups, or few channels on one side."""
-    if geo.groups > 1:  # with many taps on the last axis, which do not share their copies, boxes were faster
-        return max(geo.group_in, geo.group_out) <= 128 and geo.span[2] <= 32
-    return min(geo.group_in, geo.group_out) <= 16
-
-
-def cell_plan(geo: Geometry, tile: CellTile) -> CellPlan:
+def cell_plan(geo: Geometry, tile: CellTile, gpu: Gpu) -> CellPlan:
     shape = cell_shape(geo, tile.fold, tile.GP, tile.CB)
     column_tiles = -(-shape.columns // tile.BN)
     sets = column_tiles * (geo.groups // tile.GP)
@@ -262,7 +258,7 @@ def cell_plan(geo: Geometry, tile: CellTile) -> CellPlan:
     size = sets * shape.steps * overlap * tile.BN * tile.CB
     boxes = (-(-geo.batch // tile.PN), shape.rows[0], -(-shape.rows[1] // tile.LB), -(-shape.rows[2] // tile.B2))
     tiles = math.prod(boxes)
-    share = max(1, min(tiles, MULTIPROCESSORS * tile.together // sets))
+    share = max(1, min(tiles, gpu.multiprocessors * tile.together // sets))
     common = {**geo.constants(),
               **{f"L{axis}": shape.low[axis] for axis in range(3)},
               **{f"U{axis}": shape.shifts[axis] for axis in range(3)},
@@ -305,3 +301,7 @@ def cell_plan(geo: Geometry, tile: CellTile) -> CellPlan:
                       HALF_REGISTERS if tile.together == 2 else None)
 
     return CellPlan(geo, tile, size, Step(spread_kernel, spread_launch), Step(cell_gather_kernel, gather_launch))
+
+
+KERNEL = Kernel("cells", frozenset({"input"}), supports, accepts, tiles, build, CellTile,
+                kind=lambda query, tile: (tile.fold, tile.GP, tile.BN))

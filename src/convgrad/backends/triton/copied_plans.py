@@ -12,91 +12,41 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ...problem import DTYPES, SPATIAL_LETTERS, Conv, Problem
 from .box_plans import weight_rows_fit
 from .copies import copy_kernel
-from .geometry import Geometry, channels_last, geometry
+from .geometry import Geometry, channels_last, geometry, outer_axis, runs_of
+from .gpu import Gpu, runs_anywhere
+from .kernel import Kernel, Operands, Prepared, Query, choose
 from .launch import Launch, Step, aligned_strides, power_of_two
-from .line_plans import LAUNCH_SECONDS
-from .numbers_on_device import scratch
-from .part_plans import flops_of, outer_axis
-from .tiles import workspace_limit
-from .tuning import left_out
-from .ways import Operands, Way, add_step, by_box_lines
+from .numbers_on_device import TORCH_DTYPES, scratch
+from .pieces import Piece, pieces_of
+from .pointer_plans import seconds as pointer_seconds
+from .split_k import add_step
 
 AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-COPY_BYTES = 3.2e12  # read and written, a second
+COPY_SHARE = 0.89  # of the memory's speed
 COPY_SECONDS = 10e-6  # of a launch that copies, beside its bytes: the kernels before and behind it wait for each other
-POINTER_FLOPS = 40e12  # of gather.py and weight.py on 16-bit tensors with channels first, a second
 PREFERRED_BYTES = 2**26  # of copies in a piece: smaller pieces, which the cache could hold, were slower on an H200,
 PHASED_BYTES = 2**25  # but not those of input gradients at a stride, whose phases come to memory one after the other
+MOST_SIZES = 12  # of pieces that are tried
+MOST_CHUNKS = 1024  # of a problem, so that planning takes milliseconds
 MOST_SLABS = 8  # weight gradients of pieces that are kept before they are added
 ALIGNMENT = 256
-Inner = Callable[[Problem, int], list[Way]]  # the ways to a piece within so many bytes, the best first
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Images from `image` on, and from `x_row` and `y_row` on the rows of one axis, as a convolution of their own."""
+class Inner(NamedTuple):
+    """What computes a piece."""
 
-    conv: Conv
-    image: int
-    axis: int
-    x_row: int
-    y_row: int
-
-    def x_of(self, tensor: Any) -> Any:
-        return self.view(tensor, self.x_row, self.conv.in_size[self.axis])
-
-    def y_of(self, tensor: Any) -> Any:
-        return self.view(tensor, self.y_row, self.conv.out_size[self.axis])
-
-    def view(self, tensor: Any, row: int, rows: int) -> Any:
-        return tensor[self.image:self.image + self.conv.batch].narrow(2 + self.axis, row, rows)
+    prepared: Prepared
+    seconds: float
 
 
-def rows_of(conv: Conv, is_input: bool, axis: int, begin: int, end: int) -> tuple[Conv, int, int] | None:
-    """The convolution of some rows of the input gradient (or of y), with its first rows of x and of y."""
-    extent, outputs, stride, span = conv.in_size[axis], conv.out_size[axis], conv.stride[axis], conv.span[axis]
-    low = conv.padding[axis][0]
-    if is_input:
-        x_first, x_last = begin, end - 1
-        reach = -(-(begin + low - span + 1) // stride)
-        y_first = min(max(0, min(reach, (begin + low) // stride)), outputs - 1)
-        y_last = max(y_first, min(outputs - 1, (end - 1 + low) // stride))
-    else:
-        y_first, y_last = begin, end - 1
-        x_first, x_last = max(0, begin * stride - low), min(extent, (end - 1) * stride - low + span) - 1
-        if x_last < x_first:
-            return None  # nothing but padding
-    before = low + x_first - y_first * stride
-    behind = max(0, y_last * stride - low + span - 1 - x_last)
-    sizes, pads = list(conv.in_size), list(conv.padding)
-    sizes[axis], pads[axis] = x_last - x_first + 1, (before, behind)
-    found = replace(conv, in_size=tuple(sizes), padding=tuple(pads))
-    assert found.out_size[axis] == y_last - y_first + 1, (conv, axis, begin, end, found)
-    return found, x_first, y_first
-
-
-def pieces_of(conv: Conv, is_input: bool, axis: int, images: int, rows: int) -> list[Piece]:
-    """The pieces of a problem, image after image; none where one would be nothing but padding."""
-    found = []
-    extent = (conv.in_size if is_input else conv.out_size)[axis]
-    for image in range(0, conv.batch, images):
-        some = replace(conv, batch=min(images, conv.batch - image))
-        if rows >= extent:
-            found.append(Piece(some, image, axis, 0, 0))
-            continue
-        for begin in range(0, extent, rows):
-            part = rows_of(some, is_input, axis, begin, min(extent, begin + rows))
-            if part is None:
-                return []
-            found.append(Piece(part[0], image, axis, *part[1:]))
-    return found
+Find = Callable[[Problem, int], Inner | None]  # what computes a piece within so many bytes
 
 
 def element_bytes(problem: Problem, direct: bool) -> tuple[int, int, int]:
@@ -117,15 +67,15 @@ def up(size: int) -> int:
 
 @dataclass(frozen=True)
 class Copied:
-    """A problem in pieces: `take` says whether the tensors can be copied."""
+    """A problem in pieces."""
 
     problem: Problem
+    gpu: Gpu
     pieces: list[Piece]
-    ways: dict[Conv, list[Way]]
+    inner: dict[Conv, Inner]
     copied: tuple[int, int, int]  # bytes for the copies of x, y and the weight
     slabs: int  # weight gradients of pieces
     direct: bool  # results go to their place at once
-    as_they_lie: bool = False  # the ways take the operands of a weight gradient so
 
     @property
     def is_input(self) -> bool:
@@ -138,7 +88,7 @@ class Copied:
     @property
     def offsets(self) -> list[int]:
         """Where the copies of x, y and weight, the slabs and the memory of the pieces' own ways begin, and the end."""
-        inner = max(way.workspace_bytes for ways in self.ways.values() for way in ways)
+        inner = max(found.prepared.workspace_bytes for found in self.inner.values())
         found = [0]
         for size in (*self.copied, self.slabs * self.slab_bytes, inner + ALIGNMENT):
             found.append(found[-1] + up(size))
@@ -151,35 +101,30 @@ class Copied:
     @property
     def seconds(self) -> float:
         """Estimated: the pieces' own times, and every copy written and read once more."""
-        own = sum(self.ways[piece.conv][0].seconds for piece in self.pieces)
-        inputs, outputs, weights = element_bytes(self.problem, self.direct) if any(self.copied) else (0, 0, 0)
+        own = sum(self.inner[piece.conv].seconds for piece in self.pieces)
+        sizes = element_bytes(self.problem, self.direct)
+        inputs, outputs, weights = (size if there else 0 for size, there in zip(sizes, self.copied))
         moved = sum(inputs * math.prod(piece.conv.input_shape) + outputs * math.prod(piece.conv.output_shape)
                     for piece in self.pieces) + weights * math.prod(self.problem.conv.weight_shape)
         adding = 2 * self.slab_bytes * len(self.pieces) if self.slabs else 0
         launches = len(self.pieces) + (not self.direct if self.problem.wrt != "weight" else
                                        -(-len(self.pieces) // MOST_SLABS))
-        return own + (2 * moved + adding) / COPY_BYTES + launches * COPY_SECONDS
+        return own + (2 * moved + adding) / (COPY_SHARE * self.gpu.memory_bytes_per_s) + launches * COPY_SECONDS
 
     @property
     def note(self) -> str:
         first = self.pieces[0].conv
         rows = (first.in_size if self.is_input else first.out_size)[self.pieces[0].axis]
-        way = self.ways[first][0]
+        prepared = self.inner[first].prepared
         at_once = " (results at once to their place)" if self.direct else ""
         return (f"{len(self.pieces)} pieces of {first.batch} images x {rows} rows copied to channels last{at_once}, "
-                f"then {way.name}: {way.note}; {self.seconds * 1e6:.0f} us expected with the copies")
-
-    def take(self, operands: Operands, result: Any) -> bool:
-        piece = self.pieces[0]
-        if self.problem.wrt == "weight":
-            return copies(piece.y_of(operands[0])) and copies(piece.x_of(operands[1]))
-        source, target = (piece.y_of, piece.x_of) if self.is_input else (piece.x_of, piece.y_of)
-        return copies(source(operands[0])) and copies(operands[1]) and (self.direct or copies(target(result)))
+                f"then {prepared.name}: {prepared.note}; {self.seconds * 1e6:.0f} us expected with the copies")
 
     def memory(self, workspace: Any, like: Any) -> Any:
         return scratch(self.problem, workspace, (self.offsets[-1] // 4,), like).view(torch.uint8)
 
-    def run(self, operands: Operands, result: Any, workspace: Any) -> None:
+    def run(self, operands: Operands, results: tuple[Any, ...], workspace: Any) -> None:
+        result, = results
         memory = self.memory(workspace, result)
         inner = memory[self.offsets[4]:]
         if self.problem.wrt == "weight":
@@ -192,19 +137,19 @@ class Copied:
         x_at, y_at, weight_at = self.offsets[:3]
         from_at, to_at = (y_at, x_at) if self.is_input else (x_at, y_at)
         waiting: list[tuple[Any, Any]] = []  # what the next launch of the copying kernel copies
-        if not weight_rows_fit(weight):
+        if self.copied[2]:
             copy = like(weight, memory[weight_at:])
             waiting.append((weight, copy))
             weight = copy
         for piece in self.pieces:
             part, target = (piece.y_of(source), piece.x_of(result)) if self.is_input else \
                 (piece.x_of(source), piece.y_of(result))
-            if not channels_last(part):
+            if self.copied[1 if self.is_input else 0]:
                 waiting.append((part, like(part, memory[from_at:])))
                 part = waiting[-1][1]
             copy_all(waiting)
-            written = target if self.direct or channels_last(target) else like(target, memory[to_at:])
-            run_first(self.ways[piece.conv], (part, weight), written, inner)
+            written = like(target, memory[to_at:]) if self.copied[0 if self.is_input else 1] else target
+            self.inner[piece.conv].prepared.run((part, weight), (written,), inner)
             waiting = [(written, target)] if written is not target else []
         copy_all(waiting)
 
@@ -219,12 +164,12 @@ class Copied:
         for number, piece in enumerate(self.pieces):
             parts, waiting = [piece.y_of(dy), piece.x_of(x)], []
             for place, at in enumerate((y_at, x_at)):
-                if not (self.as_they_lie or channels_last(parts[place])):
+                if self.copied[1 - place]:
                     waiting.append((parts[place], like(parts[place], memory[at:])))
                     parts[place] = waiting[-1][1]
             copy_all(waiting)
             target = slabs[filled].permute(order) if self.slabs else result
-            run_first(self.ways[piece.conv], (parts[0], parts[1]), target, inner)
+            self.inner[piece.conv].prepared.run((parts[0], parts[1]), (target,), inner)
             filled += 1
             last = number == len(self.pieces) - 1
             if self.slabs and (last or filled == self.slabs):
@@ -242,29 +187,11 @@ def adding(conv: Conv, count: int) -> Step:
     return add_step(geometry(conv), count)
 
 
-def run_first(ways: list[Way], operands: Operands, result: Any, workspace: Any) -> None:
-    way = next(way for way in ways if way.takes(operands, result))
-    way.run(operands, result, workspace)
-
-
 def like(tensor: Any, memory: Any) -> Any:
     """A tensor of the same shape in given memory, channels last."""
     outer, channels, *spatial = tensor.shape
     flat = memory[:tensor.numel() * tensor.element_size()].view(tensor.dtype)
     return flat.view(outer, *spatial, channels).permute(0, -1, *range(1, tensor.dim() - 1))
-
-
-def runs_of(tensor: Any) -> list[tuple[int, int]]:
-    """The spatial axes as few as they are in memory: (extent, stride), the last one fastest."""
-    found: list[tuple[int, int]] = []
-    for extent, step in zip(tensor.shape[2:], tensor.stride()[2:]):
-        if extent == 1:
-            continue
-        if found and found[-1][1] == extent * step:
-            found[-1] = (found[-1][0] * extent, step)
-        else:
-            found.append((extent, step))
-    return found or [(1, 1)]
 
 
 def copies(tensor: Any) -> bool:
@@ -325,51 +252,76 @@ def copy_launch(*tensors: Any) -> Launch:
 copy = Step(copy_kernel, copy_launch)
 
 
-def offered(problem: Problem, geo: Geometry, max_workspace: int | None, inner: Inner, chosen: bool) -> Way | str:
-    """The way for problems whose channels are not last; or why there is none."""
-    plan = "copies were left out" if left_out("copied_") else for_problem(problem, geo, max_workspace, inner)
-    if isinstance(plan, str):
-        return plan
-    if not chosen and not worth_it(plan, geo):
-        return "not copied to channels last: that would take longer"
-    return Way(f"copied_{plan.ways[plan.pieces[0].conv][0].name}", plan.note, plan.seconds, plan.workspace_bytes,
-               plan.take, plan.run)
-
-
-def where_they_lie_otherwise(problem: Problem, geo: Geometry, inner: Inner) -> Way:
-    """The way for tensors that do not lie as their layout says: planned when first met, with memory of its own."""
-    plan = lru_cache(maxsize=1)(lambda: "" if left_out("copied_") else for_problem(problem, geo, None, inner))
-
-    def takes(operands: Operands, result: Any) -> bool:
-        found = plan()
-        return isinstance(found, Copied) and worth_it(found, geo) and found.take(operands, result)
-
-    def run(operands: Operands, result: Any, workspace: Any) -> None:
-        found = plan()
-        assert isinstance(found, Copied)
-        found.run(operands, result, None)
-
-    return Way("copied", "copied to channels last first", math.inf, 0, takes, run)
-
-
-def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, inner: Inner) -> Copied | str:
-    """The plan with the least expected time; or why there is none."""
+def supports(problem: Problem, geo: Geometry) -> str | None:
     if problem.dtype == "float64" or problem.out_dtype == "float64":
         return "float64 is not copied"
-    if 0 in (*problem.conv.input_shape, *problem.conv.output_shape):
-        return "there is nothing to copy"
-    limit = workspace_limit(geo, max_workspace)
-    at_once = (False,) if problem.wrt == "weight" else (True, False)
-    found = [plan for share in (0.02, 0.125, 0.25, 0.5) for direct in at_once
-             if (plan := in_pieces(problem, geo, limit, share, direct, inner)) is not None]
-    if not found:
-        return f"not copied to channels last: no row of it fits {limit} bytes of workspace"
-    return min(found, key=lambda plan: plan.seconds)
+    return "there is nothing to copy" if 0 in (*problem.conv.input_shape, *problem.conv.output_shape) else None
 
 
-def worth_it(plan: Copied, geo: Geometry) -> bool:
-    """Whether copies and all are expected to be faster than kernels that read by pointers."""
-    return plan.seconds < LAUNCH_SECONDS + flops_of(geo) / POINTER_FLOPS
+def accepts(query: Query) -> str | None:
+    """Tensors that are not all channels last, and that the copying kernel can read and write."""
+    if not any(map(worth_a_copy, activations(query))):
+        return "all tensors have channels last already"
+    if not all(map(copies, (*activations(query), *(weight_of(query))))):
+        return "the copying kernel does not read these strides"
+    return None
+
+
+def activations(query: Query) -> list[Any]:
+    """The tensors of the problem that are no weights."""
+    problem = query.problem
+    named = zip((*problem.operands, *problem.results), (*query.operands, *query.results))
+    return [tensor for name, tensor in named if name != "weight"]
+
+
+def worth_a_copy(tensor: Any) -> bool:
+    """Whether channels are not neighbours in memory, or rows would only in a copy begin at multiples of 16 bytes."""
+    apart = tensor.shape[1] > 1 and tensor.stride(1) != 1
+    return not channels_last(tensor) and (apart or tensor.shape[1] * tensor.element_size() % 16 == 0)
+
+
+def weight_of(query: Query) -> tuple[Any, ...]:
+    """The weight, where it is an operand."""
+    return query.operands[1:2] if query.problem.wrt != "weight" else ()
+
+
+def weight_lies(query: Query) -> bool:
+    return all(map(weight_rows_fit, weight_of(query)))
+
+
+def tiles(query: Query) -> Iterator[Copied]:
+    """Plans in pieces, where the pointer kernels are expected to be slower."""
+    at_once = (False,) if query.problem.wrt == "weight" else (True, False)
+    slowest, known = pointer_seconds(query), Known({})
+    for share in (0.5, 0.25, 0.125, 0.02):  # from most memory on, see Known
+        for direct in at_once:
+            plan = in_pieces(query, share, direct, known)
+            if plan is not None and plan.seconds <= slowest:
+                yield plan
+
+
+def build(query: Query, plan: Copied) -> Prepared:
+    inner = plan.inner[plan.pieces[0].conv].prepared
+    return Prepared(f"copied_{inner.name}", plan.note, plan.workspace_bytes, plan.run)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was found for pieces, so that pieces of the same shape are not planned again for a little more memory."""
+
+    found: dict[tuple[Problem, bool], Inner | None]
+
+    def find(self, query: Query, direct: bool, room: int) -> Inner | None:
+        """What computes a piece within `room` bytes."""
+        key = (query.problem, direct)
+        found = self.found.get(key)
+        if found is None or found.prepared.workspace_bytes > room:
+            choice = choose(replace(query, max_workspace=room))
+            # what reads by pointers anyway is not worth a copy
+            found = None if choice is None or (direct and choice.kernel.fallback) else \
+                Inner(choice.prepared, math.inf if choice.kernel.fallback else choice.seconds)
+            self.found[key] = found
+        return found
 
 
 def sizes_to_try(problem: Problem, geo: Geometry, image: int, room: int) -> Iterator[tuple[int, int]]:
@@ -381,9 +333,12 @@ def sizes_to_try(problem: Problem, geo: Geometry, image: int, room: int) -> Iter
     images, rows = min(conv.batch, room // image), extent
     if images == 0:
         images, rows = 1, extent * room // image
-    while images >= 1 and rows >= step[axis]:
-        fewer = -(-conv.batch // -(-conv.batch // images))  # pieces of about the same size; of the same if possible
-        images = next((count for count in range(images, images * 3 // 4, -1) if conv.batch % count == 0), fewer)
+    for _ in range(MOST_SIZES):
+        if images < 1 or rows < step[axis] or -(-conv.batch // images) * -(-extent // rows) > MOST_CHUNKS:
+            return
+        fewest, most = -(-conv.batch // images), conv.batch // (images * 3 // 4 + 1)
+        count = next((count for count in range(fewest, min(most, MOST_CHUNKS) + 1) if conv.batch % count == 0), fewest)
+        images = -(-conv.batch // count)  # pieces of about the same size; of the same if possible
         if rows < extent:
             rows = -(-extent // -(-extent // rows))
             rows = -(-rows // step[axis]) * step[axis]
@@ -391,42 +346,104 @@ def sizes_to_try(problem: Problem, geo: Geometry, image: int, room: int) -> Iter
         images, rows = (images * 3 // 4, rows) if images > 1 else (images, min(rows - step[axis], rows * 3 // 4))
 
 
-def in_pieces(problem: Problem, geo: Geometry, limit: int, for_inner: float, direct: bool,
-              inner: Inner) -> Copied | None:
-    """The largest pieces that leave a share of the workspace to their own ways."""
-    conv, is_input = problem.conv, problem.wrt == "input"
-    letters = SPATIAL_LETTERS[conv.axes]
-    x_size, y_size, weight_size = element_bytes(problem, direct)
+def in_pieces(query: Query, for_inner: float, direct: bool, known: Known) -> Copied | None:
+    """The largest pieces that leave a share of the workspace to their own kernels."""
+    problem, geo, limit = query.problem, query.geo, query.limit
+    conv, is_input, is_weight = problem.conv, problem.wrt == "input", problem.wrt == "weight"
+    copied = to_copy(query, direct)
+    x_size, y_size, weight_size = (size if there else 0 for size, there in zip(element_bytes(problem, direct), copied))
     weight_bytes = weight_size * math.prod(conv.weight_shape)
     preferred = min(PREFERRED_BYTES, PHASED_BYTES) if is_input and geo.phases > 1 else PREFERRED_BYTES
     room = min(preferred, int(limit * (1 - for_inner)) - weight_bytes)
-    image = x_size * math.prod(conv.input_shape[1:]) + y_size * math.prod(conv.output_shape[1:])
+    image = max(1, x_size * math.prod(conv.input_shape[1:]) + y_size * math.prod(conv.output_shape[1:]))
     axis = cut_axis(conv, geo.x if is_input else geo.y) - (3 - conv.axes)
     for images, rows in sizes_to_try(problem, geo, image, room) if room > 0 else ():
         pieces = pieces_of(conv, is_input, axis, images, rows)
         if not pieces:
             return None
-        several = problem.wrt == "weight" and len(pieces) > 1
+        several = is_weight and len(pieces) > 1
         dw_bytes = 4 * math.prod(conv.weight_shape)
         slabs = slabs_for(pieces, dw_bytes, limit) if several else 0
-        copied = (max(x_size * math.prod(piece.conv.input_shape) for piece in pieces),
-                  max(y_size * math.prod(piece.conv.output_shape) for piece in pieces), weight_bytes)
-        left = limit - sum(map(up, copied)) - up(slabs * dw_bytes) - 3 * ALIGNMENT
+        sizes = (max(x_size * math.prod(piece.conv.input_shape) for piece in pieces),
+                 max(y_size * math.prod(piece.conv.output_shape) for piece in pieces), weight_bytes)
+        left = limit - sum(map(up, sizes)) - up(slabs * dw_bytes) - 3 * ALIGNMENT
         if left < 0:
             continue
-        ways: dict[Conv, list[Way]] = {}
+        inner: dict[Conv, Inner] = {}
         for piece in pieces:
-            if piece.conv not in ways:
-                part = problem.with_(conv=piece.conv, layout=f"N{letters}C", weight_layout=f"O{letters}I",
-                                     out_dtype="float32" if several else problem.out_dtype)
-                found = inner(part, left)
-                if direct:
-                    boxes = by_box_lines(part, geometry(part.conv), left, None, True)
-                    if boxes is None or not found[0].writes_columns:
-                        return None
-                    found[0] = boxes
-                ways[piece.conv] = found
-        plan = Copied(problem, pieces, ways, copied, slabs, direct)
+            if piece.conv not in inner:
+                found = known.find(of_piece(query, piece, copied, several), direct, left)
+                if found is None:
+                    return None
+                inner[piece.conv] = found
+        plan = Copied(problem, query.gpu, pieces, inner, sizes, slabs, direct)
         if plan.workspace_bytes <= limit:
             return plan
     return None
+
+
+def to_copy(query: Query, direct: bool) -> tuple[bool, bool, bool]:
+    """Whether x, y and the weight are copied; of a direct plan the result is not."""
+    wrt = query.problem.wrt
+    if wrt == "weight":
+        dy, x = query.operands
+        return worth_a_copy(x), worth_a_copy(dy), False
+    source, target = worth_a_copy(query.operands[0]), not direct and worth_a_copy(query.result)
+    return (target, source, not weight_lies(query)) if wrt == "input" else (source, target, not weight_lies(query))
+
+
+def of_piece(query: Query, piece: Piece, copied: tuple[bool, bool, bool], several: bool) -> Query:
+    """The query for a piece: its tensors as they will lie, on the meta device."""
+    problem, letters = query.problem, SPATIAL_LETTERS[query.problem.conv.axes]
+    part = problem.with_(conv=piece.conv, layout=f"N{letters}C", weight_layout=f"O{letters}I",
+                         out_dtype="float32" if several else problem.out_dtype)
+    names = {"input": (piece.x_of, copied[0]), "output": (piece.y_of, copied[1]),
+             "grad_output": (piece.y_of, copied[1]), "weight": (lambda weight: weight, copied[2])}
+
+    def lying(name: str, tensor: Any, dtype: str) -> Any:
+        view, copy = names[name]
+        seen = view(tensor)
+        return channels_last_meta(tuple(seen.shape), dtype) if copy or (name == "weight" and several) else seen
+
+    return replace(
+        query, problem=part, kernels=tuple(kernel for kernel in query.kernels if not kernel.copies),
+        operands=tuple(lying(name, tensor, problem.dtype) for name, tensor in zip(problem.operands, query.operands)),
+        results=tuple(lying(name, tensor, part.out_dtype) for name, tensor in zip(problem.results, query.results)))
+
+
+def channels_last_meta(shape: tuple[int, ...], dtype: str) -> Any:
+    """A canonical tensor on the meta device whose channels are neighbours."""
+    outer, channels, *spatial = shape
+    return torch.empty((outer, *spatial, channels), dtype=TORCH_DTYPES[dtype], device="meta").permute(
+        0, -1, *range(1, len(shape) - 1))
+
+
+def without_copies(query: Query, problem: Problem, room: int) -> Query:
+    """The query for a problem on copies with channels last, within `room` bytes and by no kernel that copies itself."""
+    return replace(
+        query, problem=problem, max_workspace=room,
+        operands=tuple(channels_last_meta(problem.shape_of_operand(name), problem.dtype) for name in problem.operands),
+        results=tuple(channels_last_meta(problem.conv.shape_of(name), problem.out_dtype) for name in problem.results),
+        kernels=tuple(kernel for kernel in query.kernels if not (kernel.copies or kernel.fallback)))
+
+
+def of_pieces(problem: Problem, gpu: Gpu, pieces: list[Piece], limit: int, find: Find) -> Copied | None:
+    """The plan of given pieces, where `find(piece, bytes)` finds what computes all of them as they lie.
+
+    The sums of several wait in slabs, and what these leave of the limit is for the kernels.
+    """
+    slab = 4 * math.prod(problem.conv.weight_shape)
+    slabs = slabs_for(pieces, slab, limit) if len(pieces) > 1 else 0
+    left = limit - up(slabs * slab) - 3 * ALIGNMENT
+    inner: dict[Conv, Inner] = {}
+    for piece in pieces:
+        if piece.conv not in inner:
+            found = find(problem.with_(conv=piece.conv, out_dtype="float32"), left)
+            if found is None:
+                return None
+            inner[piece.conv] = found
+    return Copied(problem, gpu, pieces, inner, (0, 0, 0), slabs, False) if pieces else None
+
+
+KERNEL = Kernel("copied", frozenset({"output", "input", "weight"}), supports, accepts, tiles, build,
+                requires=runs_anywhere, copies=True)

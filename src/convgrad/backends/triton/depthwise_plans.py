@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ...problem import DTYPES, Plan, Problem
+from ...problem import Problem
 from .depthwise import depthwise_gather_kernel, depthwise_weight_kernel, tap_major_kernel
 from .fused import fused_kernel
 from .geometry import Geometry, needs_wide, turned
 from .geometry import strides_of as strides_in_order
+from .gpu import WORKSPACE_FLOOR, runs_anywhere
+from .kernel import Kernel, Prepared, Query
 from .launch import Launch, Step, aligned_strides, power_of_two
-from .numbers_on_device import STORED_8BIT, arithmetic, on_tensors, scratch, table_for
+from .numbers_on_device import STORED_8BIT, arithmetic, scratch, table_for
 from .part_sums import reduce_kernel
-from .tiles import MULTIPROCESSORS, WORKSPACE_FLOOR, reduce_tile
-from .tuning import Choice, fields_of
+from .tiles import reduce_tile
 
 THREADS = 128
 FUSED_TAPS = 9  # most taps whose sums a thread can hold beside the input gradient
 WAVES = 6  # programs per multiprocessor of the weight gradient: more runs cost more to add up
 SUMS_PER_THREAD = 100  # of the weight gradient
+MEMORY_SHARE, PRODUCTS = 0.4, 0.02  # of the memory's and of the tensor cores' speed that are reached
 
 
 def turns(geo: Geometry) -> bool:
@@ -104,15 +106,21 @@ def sum_bytes(problem: Problem) -> int:
     return 8 if problem.dtype == "float64" else 4
 
 
-def gather_plan(problem: Problem, geo: Geometry, choice: Choice | None) -> Plan:
+def gather_tile(query: Query) -> DepthwiseTile:
+    """The model's tile for the output or the input gradient."""
+    geo, _ = in_turn(query.geo)
+    is_input = query.problem.wrt == "input"
+    positions = geo.phase_positions if is_input else geo.y
+    return tile_for(geo, positions[2], 1 if is_input else geo.stride[2], channels_last(query.problem),
+                    8 if geo.kernel[2] > 6 else 4, 8 if geo.kernel[2] in (1, 2, 3, 7) else 4)
+
+
+def gather_plan(query: Query, tile: DepthwiseTile) -> Prepared:
     """The output or the input gradient alone."""
-    geo, strides_of = in_turn(geo)
+    problem = query.problem
+    geo, strides_of = in_turn(query.geo)
     is_input = problem.wrt == "input"
     positions = geo.phase_positions if is_input else geo.y
-    tile = tile_for(geo, positions[2], 1 if is_input else geo.stride[2], channels_last(problem),
-                    8 if geo.kernel[2] > 6 else 4, 8 if geo.kernel[2] in (1, 2, 3, 7) else 4)
-    if choice is not None:
-        tile = DepthwiseTile(**fields_of(choice))
     blocks = (positions[0], positions[1], -(-positions[2] // tile.UW))
     row_tiles = -(-geo.batch * math.prod(blocks) // tile.BR)
     programs = row_tiles * -(-geo.groups // tile.BC) * (geo.stride[0] * geo.stride[1] if is_input else 1)
@@ -140,39 +148,42 @@ def gather_plan(problem: Problem, geo: Geometry, choice: Choice | None) -> Plan:
         lay_out(weight, taps, table)
         step(source, taps, results[0], table)
 
-    name = f"depthwise_gather_{DTYPES[problem.dtype][0]}_{tile.BR}x{tile.UW}x{tile.BC}"
-    return Plan(problem, "triton", name, on_tensors(problem, run), sum_bytes(problem) * geo.taps * geo.groups,
-                (f"tile: {tile}",))
+    return Prepared(f"depthwise_gather_{query.short}_{tile.BR}x{tile.UW}x{tile.BC}", str(tile),
+                    sum_bytes(problem) * geo.taps * geo.groups, run)
 
 
-def run_length(row_tiles: int, programs: int, waves: int, partial_bytes: int, max_workspace: int | None,
-               floor: int) -> tuple[int, int]:
+def run_length(query: Query, row_tiles: int, programs: int, partial_bytes: int) -> tuple[int, int]:
     """Into how many runs the row tiles are split, and tiles per run."""
-    limit = max(WORKSPACE_FLOOR, floor) if max_workspace is None else min(max_workspace, max(WORKSPACE_FLOOR, floor))
-    splits = max(1, min(-(-waves * MULTIPROCESSORS // programs), row_tiles, limit // max(1, partial_bytes)))
+    limit = max(WORKSPACE_FLOOR, 2 * partial_bytes)
+    limit = limit if query.max_workspace is None else min(query.max_workspace, limit)
+    splits = max(1, min(-(-WAVES * query.gpu.multiprocessors // programs), row_tiles, limit // max(1, partial_bytes)))
     run = -(-row_tiles // splits)
     return -(-row_tiles // run), run
 
 
-def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
-    """The weight gradient, alone or with the bias gradient."""
-    geo, strides_of = in_turn(geo)
-    bias = "bias" in problem.results
-    tile = tile_for(geo, geo.y[2], geo.stride[2], channels_last(problem), 8 if geo.kernel[2] > 6 else 4,
+def weight_tile(query: Query) -> DepthwiseTile:
+    """The model's tile for the weight gradient."""
+    geo, _ = in_turn(query.geo)
+    tile = tile_for(geo, geo.y[2], geo.stride[2], channels_last(query.problem), 8 if geo.kernel[2] > 6 else 4,
                     2 if geo.kernel[2] in (5, 6) else 4)
     lines = geo.kernel[0] * geo.kernel[1]
     elements = max(1, tile.BR * tile.BC // THREADS)
     fitting = max(1, min(lines, SUMS_PER_THREAD // (elements * geo.kernel[2])))
-    per_program = -(-lines // -(-lines // fitting))  # evenly
-    if choice is not None:
-        tile = DepthwiseTile(**fields_of(choice))
-        per_program = tile.LINES
+    return replace(tile, LINES=-(-lines // -(-lines // fitting)))  # evenly
+
+
+def weight_plan(query: Query, tile: DepthwiseTile) -> Prepared:
+    """The weight gradient, alone or with the bias gradient."""
+    problem = query.problem
+    geo, strides_of = in_turn(query.geo)
+    bias = "bias" in problem.results
+    lines, per_program = geo.kernel[0] * geo.kernel[1], tile.LINES
     blocks = (geo.y[0], geo.y[1], -(-geo.y[2] // tile.UW))
     row_tiles = -(-geo.batch * math.prod(blocks) // tile.BR)
     programs = -(-geo.groups // tile.BC) * -(-lines // per_program)
     element = 8 if problem.dtype == "float64" else 4
     size = element * geo.groups * (geo.taps + bias)
-    splits, run = run_length(row_tiles, programs, WAVES, size, max_workspace, 2 * size)
+    splits, run = run_length(query, row_tiles, programs, size)
     tile = DepthwiseTile(tile.UW, tile.BR, tile.BC, per_program, splits, tile.warps)
     numbers = arithmetic(problem)
 
@@ -197,8 +208,8 @@ def weight_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choi
         step(*operands, partial, bias_partial, table_for(problem, results[0]))
         finish(partial, bias_partial, results)
 
-    name = f"depthwise_weight_{DTYPES[problem.dtype][0]}_{tile.BR}x{tile.UW}x{tile.BC}_split{splits}"
-    return Plan(problem, "triton", name, on_tensors(problem, run_plan), size * splits, (f"tile: {tile}",))
+    return Prepared(f"depthwise_weight_{query.short}_{tile.BR}x{tile.UW}x{tile.BC}_split{splits}", str(tile),
+                    size * splits, run_plan)
 
 
 class Finish:
@@ -257,20 +268,24 @@ def bias_taps(geo: Geometry) -> tuple[int, ...] | None:
     return tuple(taps)
 
 
-def fused_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan:
+def fused_tile(query: Query) -> DepthwiseTile:
+    """The model's tile for all gradients in one pass."""
+    geo, _ = in_turn(query.geo)
+    return tile_for(geo, geo.phase_positions[2], 1, channels_last(query.problem), 4, 4)
+
+
+def fused_plan(query: Query, tile: DepthwiseTile) -> Prepared:
     """Input and weight gradient, and bias gradient where one tap visits every output, in one pass."""
-    geo, strides_of = in_turn(geo)
+    problem = query.problem
+    geo, strides_of = in_turn(query.geo)
     center = bias_taps(geo)
     bias = "bias" in problem.results
-    tile = tile_for(geo, geo.phase_positions[2], 1, channels_last(problem), 4, 4)
-    if choice is not None:
-        tile = DepthwiseTile(**fields_of(choice))
     blocks = (geo.phase_positions[0], geo.phase_positions[1], -(-geo.phase_positions[2] // tile.UW))
     row_tiles = -(-geo.batch * math.prod(blocks) // tile.BR)
     programs = -(-geo.groups // tile.BC)
     element = 8 if problem.dtype == "float64" else 4
     size = element * geo.groups * (geo.taps + bias)
-    splits, run = run_length(row_tiles, programs, WAVES, size, max_workspace, 2 * size)
+    splits, run = run_length(query, row_tiles, programs, size)
     tile = DepthwiseTile(tile.UW, tile.BR, tile.BC, geo.kernel[0] * geo.kernel[1], splits, tile.warps)
     numbers = arithmetic(problem)
 
@@ -303,6 +318,65 @@ def fused_plan(problem: Problem, geo: Geometry, max_workspace: int | None, choic
         step(dy, x, taps, results[0], partial, bias_partial, table)
         finish(partial, bias_partial, results[1:])
 
-    name = f"depthwise_fused_{DTYPES[problem.dtype][0]}_{tile.BR}x{tile.UW}x{tile.BC}_split{splits}"
-    needed = size * splits + element * geo.taps * geo.groups
-    return Plan(problem, "triton", name, on_tensors(problem, run_plan), needed, (f"tile: {tile}",))
+    return Prepared(f"depthwise_fused_{query.short}_{tile.BR}x{tile.UW}x{tile.BC}_split{splits}", str(tile),
+                    size * splits + element * geo.taps * geo.groups, run_plan)
+
+
+def supports(problem: Problem, geo: Geometry) -> str | None:
+    """Any layout and number format; several results at once where the sums fit."""
+    if "input" not in problem.results or len(problem.results) == 1:
+        return None
+    if not fused_fits(geo):
+        return (f"several results at once with {geo.taps} taps and {geo.phases} phases: the sums of at most "
+                f"{FUSED_TAPS} taps at stride 1 fit beside the input gradient")
+    if "bias" in problem.results and bias_taps(geo) is None:
+        return "input and bias gradient at once: no tap visits every output exactly once"
+    return None
+
+
+def form_of(problem: Problem) -> int:
+    """0: one result by gathering, 1: the weight gradient, 2: all in one pass."""
+    return 1 if problem.wrt in ("weight", "weight+bias") else 0 if len(problem.results) == 1 else 2
+
+
+def tiles(query: Query) -> Iterator[DepthwiseTile]:
+    yield (gather_tile, weight_tile, fused_tile)[form_of(query.problem)](query)
+
+
+def build(query: Query, tile: DepthwiseTile) -> Prepared:
+    return (gather_plan, weight_plan, fused_plan)[form_of(query.problem)](query, tile)
+
+
+def seconds(query: Query, tile: DepthwiseTile) -> float:
+    """The bytes, or the products one after the other."""
+    gpu = query.gpu
+    return gpu.launch_s + max(query.problem.min_bytes / (MEMORY_SHARE * gpu.memory_bytes_per_s),
+                              query.geo.flops / (PRODUCTS * gpu.tensor_flops))
+
+
+def candidates(query: Query) -> Iterator[DepthwiseTile]:
+    """Tiles of different shapes for tuning, the model's first."""
+    yield from tiles(query)
+    geo, _ = in_turn(query.geo)
+    last, form = geo.kernel[2], form_of(query.problem)
+    contiguous = channels_last(query.problem)
+    width = channel_width(geo.groups, contiguous)
+    lines = geo.kernel[0] * geo.kernel[1]
+    apart = geo.dilation[2] // geo.common[2] > 4 or last == 1
+    shapes = ((1, 4), (2, 4), (1, 8), (2, 8), (2, 2)) if apart else \
+        ((4, 4), (8, 4), (4, 8), (8, 8), (8, 2), (4, 2), (2, 8))
+    for beside, elements in shapes:
+        rows = max(1, THREADS * (elements if contiguous else 2) // width)
+        tile = DepthwiseTile(beside, rows, width)
+        if form == 0 and 4 <= beside * elements <= 64 and last * elements <= 128:
+            yield tile
+        elif form == 1 and last * elements <= 128 and beside * elements <= 32:
+            fitting = max(1, min(lines, 112 // (elements * last)))
+            yield replace(tile, LINES=-(-lines // -(-lines // fitting)))
+        elif form == 2 and geo.taps * elements <= 76 and beside * elements <= 16:
+            yield tile
+
+
+RESULTS = frozenset({"output", "input", "weight", "weight+bias", "input+weight", "input+weight+bias"})
+KERNEL = Kernel("depthwise", RESULTS, supports, lambda query: None, tiles, build, DepthwiseTile, seconds,
+                runs_anywhere, candidates=candidates, depthwise=True, eight_bits=True, fallback=True)

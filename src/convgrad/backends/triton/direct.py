@@ -1,84 +1,30 @@
-"""Launching compiled kernels through the CUDA driver itself.
+"""Compiled kernels as steps of a prepared call, which the native module launches through the CUDA driver.
 
 Triton's own launcher is a C module that it compiles per signature (half a second on a first call), and it asks the
-driver about every pointer on every call. Here a launch is prepared once: its parameters lie in memory of ours, and a
-later call only changes the pointers, the addresses in tensor maps and the stream.
+driver about every pointer on every call. A prepared call (`native/gpu/prepared_call.h`) has its arguments in memory of
+its own; running it again only changes the pointers, the addresses in tensor maps and the stream.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
-from functools import lru_cache
+import struct
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import triton
-from triton.runtime.driver import driver
-from triton.runtime.errors import OutOfResources
+
+from ... import _native
 
 # The order of kernel parameters and what compiled kernels tell are Triton's own affair: known for this version only.
 KNOWN_TRITON = triton.__version__.startswith("3.6.")
-SCALARS: dict[str, Any] = {
-    "i1": ctypes.c_int8, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32, "i64": ctypes.c_int64,
-    "u1": ctypes.c_uint8, "u8": ctypes.c_uint8, "u16": ctypes.c_uint16, "u32": ctypes.c_uint32, "u64": ctypes.c_uint64,
-    "fp32": ctypes.c_float, "fp64": ctypes.c_double}
+# How scalar parameters lie in memory, as the struct module has it.
+SCALARS = {"i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "B", "u8": "B", "u16": "H", "u32": "I",
+           "u64": "Q", "fp32": "f", "fp64": "d"}
 # The driver numbers the element types of tensor maps otherwise than the compiler does.
 TENSOR_MAP_TYPES = {**{code: code for code in range(16)}, 8: 10, 9: 8, 10: 9}
-TENSOR_MAP_BYTES = 128
-PROMOTE_TO_128 = 2  # bytes that a copy fetches into the cache at least
-INVALID_CONTEXT = 201
-_functions: dict[tuple[str, int], int] = {}  # by the compiled kernel's hash and the device
+_kernels: dict[str, Any] = {}  # by the compiled kernel's hash: each is loaded once per device
 
-
-class LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig of the driver."""
-
-    _fields_ = (("grid_x", ctypes.c_uint), ("grid_y", ctypes.c_uint), ("grid_z", ctypes.c_uint),
-                ("block_x", ctypes.c_uint), ("block_y", ctypes.c_uint), ("block_z", ctypes.c_uint),
-                ("shared_bytes", ctypes.c_uint), ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p),
-                ("attribute_count", ctypes.c_uint))
-
-
-@lru_cache(maxsize=1)
-def cuda() -> Any:
-    """The driver's library with the functions used here."""
-    library = ctypes.CDLL("libcuda.so.1")
-    pointer, unsigned = ctypes.c_void_p, ctypes.c_uint
-    library.cuLaunchKernelEx.argtypes = [pointer, pointer, pointer, pointer]
-    library.cuTensorMapReplaceAddress.argtypes = [pointer, pointer]
-    library.cuTensorMapEncodeTiled.argtypes = [pointer, ctypes.c_int, unsigned, pointer, pointer, pointer, pointer,
-                                               pointer, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int]
-    return library
-
-
-def check(status: int, what: str) -> None:
-    """Raise what the driver calls an error."""
-    if status:
-        text = ctypes.c_char_p()
-        cuda().cuGetErrorString(status, ctypes.byref(text))
-        raise RuntimeError(f"{what}: CUDA error {status}, {(text.value or b'unknown').decode()}")
-
-
-def bind_context(device: int) -> None:
-    """Make the device's primary context the calling thread's: a thread that never used CUDA has none."""
-    context = ctypes.c_void_p()
-    check(cuda().cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "primary context")
-    check(cuda().cuCtxSetCurrent(context), "current context")
-
-
-def function_of(compiled: Any, device: int) -> int:
-    """Handle of a compiled kernel, loaded onto the current device; raises OutOfResources where it does not fit."""
-    found = _functions.get((compiled.hash, device))
-    if found is None:
-        metadata, utils = compiled.metadata, driver.active.utils
-        limit = utils.get_device_properties(device)["max_shared_mem"]
-        if metadata.shared > limit:
-            raise OutOfResources(metadata.shared, limit, "shared memory")
-        _, found, _, _, threads = utils.load_binary(compiled.name, compiled.kernel, metadata.shared, device)
-        if 32 * metadata.num_warps > threads:
-            raise OutOfResources(32 * metadata.num_warps, threads, "threads")
-        _functions[compiled.hash, device] = found
-    return int(found)
+Place = Callable[[Any], tuple[int, int] | None]  # slot and offset of a tensor; None: its address never changes
 
 
 def understands(compiled: Any) -> bool:
@@ -86,90 +32,61 @@ def understands(compiled: Any) -> bool:
     metadata = compiled.metadata
     described = [kind for kind in compiled.src.signature.values() if str(kind).startswith("tensordesc")]
     meta = getattr(metadata, "tensordesc_meta", None) or []
-    return (KNOWN_TRITON and metadata.num_ctas == 1 and not metadata.launch_cooperative_grid and not metadata.launch_pdl
-            and metadata.global_scratch_size == 0 and metadata.profile_scratch_size == 0
-            and len(described) == len(meta) and None not in meta
+    return (KNOWN_TRITON and metadata.profile_scratch_size == 0 and len(described) == len(meta) and None not in meta
             and all(kind == "constexpr" or kind in SCALARS or str(kind).startswith(("*", "tensordesc"))
                     for kind in compiled.src.signature.values()))
 
 
-class Prepared:
-    """One launch, all but its pointers fixed. `pointers` and `maps` pair a tensor with the place of its address."""
-
-    def __init__(self, compiled: Any, grid: Sequence[int], arguments: Sequence[Any], device: int) -> None:
-        self.device = device
-        self.function = ctypes.c_void_p(function_of(compiled, device))
-        warps, _, shared = compiled.packed_metadata
-        self.config = LaunchConfig(*(*grid, 1, 1)[:3], 32 * warps, 1, 1, shared, None, None, 0)
-        self.pointers: list[tuple[Any, Any]] = []
-        self.maps: list[tuple[Any, int]] = []
-        cells: list[Any] = []
-        meta = iter(getattr(compiled.metadata, "tensordesc_meta", None) or [])
-        for kind, value in zip(compiled.src.signature.values(), arguments):
-            if kind == "constexpr":
-                continue
-            if kind.startswith("tensordesc"):
-                address, memory = tensor_map(value, next(meta))
-                self.maps.append((value.base, address))
-                cells += [memory, *map(ctypes.c_int32, value.shape), *map(ctypes.c_int64, value.strides)]
-            elif kind.startswith("*"):
-                cells.append(ctypes.c_uint64(value.data_ptr()))
-                self.pointers.append((value, cells[-1]))
-            else:
-                cells.append(SCALARS[kind](value))
-        cells += [ctypes.c_uint64(0), ctypes.c_uint64(0)]  # memory for the whole grid and for profiles: not used
-        addresses = [address_of(cell) for cell in cells]
-        self.cells = cells  # kept alive
-        self.table = (ctypes.c_void_p * len(cells))(*addresses)
-        self.arguments = (ctypes.c_void_p(ctypes.addressof(self.config)), self.function,
-                          ctypes.c_void_p(ctypes.addressof(self.table)), None)
-        self.start = cuda().cuLaunchKernelEx
-
-    def launch(self, stream: int) -> None:
-        """Start the kernel on a stream."""
-        self.config.stream = stream
-        self.after(self.start(*self.arguments))
-
-    def after(self, status: int) -> None:
-        """Look at what the driver said of a start, and start again where only a context was missing."""
-        if status == INVALID_CONTEXT:
-            bind_context(self.device)
-            status = self.start(*self.arguments)
-        if status:
-            check(status, "kernel launch")
-
-    def forget_tensors(self) -> None:
-        """Drop the tensors of the call it was made for."""
-        self.pointers, self.maps = [], []
+def kernel_of(compiled: Any) -> Any:
+    """The native module's kernel for a compiled one."""
+    found = _kernels.get(compiled.hash)
+    if found is None:
+        metadata = compiled.metadata
+        found = _kernels[compiled.hash] = _native.GpuKernel(
+            compiled.name, compiled.kernel, threads=32 * metadata.num_warps, shared_bytes=metadata.shared,
+            cluster=metadata.num_ctas, cooperative=bool(metadata.launch_cooperative_grid),
+            pdl=bool(metadata.launch_pdl))
+    return found
 
 
-def address_of(cell: Any) -> int:
-    if isinstance(cell, AlignedMemory):
-        return cell.address
-    return ctypes.addressof(cell)
+def add_launch(call: Any, compiled: Any, grid: Sequence[int], arguments: Sequence[Any], place_of: Place,
+               scratch: tuple[int, int] | None) -> None:
+    """Add a launch to a prepared call; `scratch` is the memory that the compiler wants for the whole grid."""
+    call.add_launch(kernel_of(compiled), (*grid, 1, 1)[:3])
+    meta = iter(getattr(compiled.metadata, "tensordesc_meta", None) or [])
+    for kind, value in zip(compiled.src.signature.values(), arguments):
+        if kind == "constexpr":
+            continue
+        if kind.startswith("tensordesc"):
+            add_tensor_map(call, value, next(meta), place_of(value.base))
+            for extent in value.shape:
+                call.add_scalar(struct.pack("i", extent))
+            for step in value.strides:
+                call.add_scalar(struct.pack("q", step))
+        elif kind.startswith("*"):
+            add_address(call, place_of(value), value)
+        else:
+            call.add_scalar(struct.pack(SCALARS[kind], value))
+    add_address(call, scratch, None)
+    add_address(call, None, None)  # memory for profiles: not used
 
 
-class AlignedMemory:
-    """Memory of a tensor map, which the driver wants aligned."""
+def add_address(call: Any, place: tuple[int, int] | None, fixed: Any) -> None:
+    if place is not None:
+        call.add_pointer(*place)
+        return
+    call.add_scalar(struct.pack("Q", 0 if fixed is None else fixed.data_ptr()))
+    if fixed is not None:
+        call.keep(fixed)
 
-    def __init__(self) -> None:
-        self.memory = (ctypes.c_char * (2 * TENSOR_MAP_BYTES))()
-        start = ctypes.addressof(self.memory)
-        self.address = start + -start % TENSOR_MAP_BYTES
 
-
-def tensor_map(described: Any, meta: dict[str, Any]) -> tuple[int, AlignedMemory]:
-    """Encode what the copy engine must know about a tensor descriptor; returns where it lies."""
-    memory = AlignedMemory()
-    rank = len(described.shape)
+def add_tensor_map(call: Any, described: Any, meta: dict[str, Any], place: tuple[int, int] | None) -> None:
+    """Add what the copy engine must know about a tensor descriptor."""
+    assert place is not None, "tensor maps are of the caller's tensors or of scratch memory"
     size = meta["elem_size"]
-    shape = (ctypes.c_uint64 * rank)(*reversed(described.shape))
-    strides = (ctypes.c_uint64 * rank)(*(size * step for step in reversed(described.strides[:-1])))
-    box = (ctypes.c_uint32 * rank)(*reversed(getattr(described, "span", None) or meta["block_size"]))
-    apart = (ctypes.c_uint32 * rank)(*reversed(getattr(described, "steps", None) or (1,) * rank))
-    check(cuda().cuTensorMapEncodeTiled(
-        memory.address, TENSOR_MAP_TYPES[meta["elem_type"]], rank, described.base.data_ptr(), shape, strides, box,
-        apart, 0, meta["swizzle"], PROMOTE_TO_128, 1 if described.padding == "nan" else 0),
-        f"tensor map of {list(described.shape)} strides {list(described.strides)}")
-    return memory.address, memory
-
+    call.add_tensor_map(
+        *place, type=TENSOR_MAP_TYPES[meta["elem_type"]], extents=list(reversed(described.shape)),
+        strides=[size * step for step in reversed(described.strides[:-1])],
+        box=list(reversed(getattr(described, "span", None) or meta["block_size"])),
+        steps=list(reversed(getattr(described, "steps", None) or (1,) * len(described.shape))),
+        swizzle=meta["swizzle"], fill=1 if described.padding == "nan" else 0)

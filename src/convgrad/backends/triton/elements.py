@@ -151,15 +151,13 @@ def wide(value, WIDE: tl.constexpr):
         return value
 
 
-@triton.jit
-def settled(acc):
-    """The sums, after all products added to them are finished.
+@triton.constexpr_function
+def block_steps(terms):
+    """Steps of so many terms whose products are added one after the other, before their sum is added to others.
 
-    NOTE: where the first operand was computed (decoded, rounded, reshaped), Triton 3.6 makes code that loads the next
-    one into registers with products in flight. That is the suspected, not confirmed, cause of wrong sums seen on an
-    H200. A use of the sums in every step makes it wait.
+    512 terms: the error bound counts on it. Tensor cores, which add 16 terms at once, have no blocks.
     """
-    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [acc], dtype=tl.float32, is_pure=True, pack=1)
+    return max(1, 512 // terms)
 
 
 @triton.jit
@@ -173,7 +171,6 @@ def only(value, there):
     """Zero where not `there`.
 
     NOTE: also keeps Triton 3.6 from turning load-reshape-dot into a reshaped view of shared memory, which does not
-    compile for runs of fewer than 8 elements. One problem with runs of 8 was wrong on an H200 without this and right
-    with it.
+    compile for runs of fewer than 8 elements.
     """
     return tl.where(there, value, tl.zeros(value.shape, value.dtype))

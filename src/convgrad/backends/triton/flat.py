@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ...problem import Conv, Plan, Problem
-from .numbers_on_device import as_tensor, shares
+from ...problem import Conv, Problem
 
 CHANNELS_LAST = ("NLC", "NHWC", "NDHWC")
 INPUTS_LAST = ("OLI", "OHWI", "ODHWI")
@@ -38,19 +37,3 @@ def flat_view(tensor: Any) -> Any | None:
         return None
     outer = tensor.stride(0) if tensor.shape[0] > 1 else width
     return tensor.as_strided((tensor.shape[0], width, 1), (outer, 1, width))
-
-
-def with_flat(plan: Plan, flat: Plan) -> Plan:
-    """The flat problem's plan for tensors that can be seen so, and the problem's own plan for others."""
-    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any = None) -> None:
-        problem = plan.problem
-        seen = [flat_view(as_tensor(operand, problem.dtype)) for operand in operands]
-        written = [flat_view(tensor) if shares(result, tensor := as_tensor(result, problem.out_dtype)) else None
-                   for result in results]
-        if any(view is None for view in (*seen, *written)):
-            plan.run(operands, results, workspace)
-        else:
-            flat.run(tuple(seen), tuple(written), workspace)
-
-    return flat._replace(problem=plan.problem, run=run, workspace_bytes=max(plan.workspace_bytes, flat.workspace_bytes),
-                         notes=("windows cover whole images: one matrix product", *flat.notes))

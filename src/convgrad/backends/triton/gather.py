@@ -7,10 +7,11 @@ are columns of one tile instead, so that layers with few input channels still fi
 """
 
 # mypy: ignore-errors
+# ruff: noqa: SIM102
 import triton
 import triton.language as tl
 
-from .elements import as_operand, as_result, has_nan, only, position, settled, wide
+from .elements import as_operand, as_result, block_steps, has_nan, only, position, wide
 
 
 @triton.jit
@@ -128,7 +129,7 @@ def gather_kernel(
         U0: tl.constexpr, U1: tl.constexpr, U2: tl.constexpr,  # slots per axis where they do not depend on the phase
         RED: tl.constexpr, COL: tl.constexpr, GP: tl.constexpr,  # channels of a group summed and written; groups a tile
         INPUT: tl.constexpr, PACK: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr,
-        PRECISION: tl.constexpr, ACC: tl.constexpr, SETTLE: tl.constexpr,
+        PRECISION: tl.constexpr, ACC: tl.constexpr,
         TS: tl.constexpr, CB: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     s_n, s_c, s_0, s_1, s_2 = sn * SALIGN, sc, s0 * SALIGN, s1 * SALIGN, s2 * SALIGN
     w_o, w_i, w_0, w_1, w_2 = wo * WALIGN, wi, w0 * WALIGN, w1 * WALIGN, w2 * WALIGN
@@ -202,6 +203,9 @@ def gather_kernel(
     weight_column = wide(weight_column, WIDE)
 
     acc = tl.zeros([BM, BN], dtype=ACC)
+    total = acc  # float64: of whole blocks of terms
+    DOUBLE: tl.constexpr = tl.float64 == ACC
+    BLOCK: tl.constexpr = block_steps(TS * CB)
     slots = slots0 * slots1 * slots2
     steps = tl.cdiv(slots * SUM, TS * CB) if FLAT else tl.cdiv(slots, TS) * SUM_TILES
     for step in range(0, steps):
@@ -273,8 +277,12 @@ def gather_kernel(
                         + tap0 * w_0 + tap1 * w_1 + tap2 * w_2, mask=b_there, other=0.0)
         acc = tl.dot(as_operand(a, table, ROUND), as_operand(b, table, ROUND), acc, input_precision=PRECISION,
                      out_dtype=ACC)
-        if SETTLE:
-            acc = settled(acc)
+        if DOUBLE:
+            if step % BLOCK == BLOCK - 1:
+                total += acc
+                acc = tl.zeros([BM, BN], dtype=ACC)
+    if DOUBLE:
+        acc += total
 
     # Zeros stand for padding, for taps a phase does not have and for other groups; times Inf or NaN they give NaN, and
     # a NaN stays in its sum. So a tile without NaN is right, and one with NaN is summed again term by term under masks,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from ...problem import Conv
@@ -41,6 +42,15 @@ class Geometry:
         return math.prod(self.kernel)
 
     @property
+    def flops(self) -> float:
+        """Of one result, those of padding too."""
+        return 2.0 * self.groups * self.group_out * self.group_in * self.taps * self.pixels
+
+    @property
+    def depthwise(self) -> bool:
+        return self.groups > 1 and self.group_in == self.group_out == 1
+
+    @property
     def phases(self) -> int:
         return math.prod(self.stride)
 
@@ -68,6 +78,7 @@ def turned(geo: Geometry) -> Geometry:
     return replace(geo, **changes)
 
 
+@lru_cache(maxsize=1024)
 def geometry(conv: Conv) -> Geometry:
     """Describe a Conv for the kernels."""
     kernel, stride = three(conv.kernel_size, 1), three(conv.stride, 1)
@@ -92,6 +103,11 @@ def geometry(conv: Conv) -> Geometry:
         tuple(-(-size // s) for size, s in zip(x, stride)))  # type: ignore[arg-type]
 
 
+def outer_axis(extents: tuple[int, int, int]) -> int:
+    """The axis that is cut into rows: the first of many rows, for chunks share the rows at their border."""
+    return max(range(3), key=lambda axis: (min(extents[axis], 64), -axis))
+
+
 def strides_of(tensor: Any) -> tuple[int, ...]:
     """Strides (outer, channel, three spatial) of a canonical view; an axis of extent 1 has stride 0."""
     steps = [step if extent > 1 else 0 for step, extent in zip(tensor.stride(), tensor.shape)]
@@ -105,6 +121,19 @@ def channels_last(tensor: Any) -> bool:
     return (tensor.shape[1] == 1 or tensor.stride(1) == 1) and tensor.data_ptr() % 16 == 0 and not any(
         step * tensor.element_size() % 16
         for axis, step in enumerate(tensor.stride()) if axis != 1 and tensor.shape[axis] > 1)
+
+
+def runs_of(tensor: Any) -> list[tuple[int, int]]:
+    """The spatial axes as few as they are in memory: (extent, stride), the last one fastest."""
+    found: list[tuple[int, int]] = []
+    for extent, step in zip(tensor.shape[2:], tensor.stride()[2:]):
+        if extent == 1:
+            continue
+        if found and found[-1][1] == extent * step:
+            found[-1] = (found[-1][0] * extent, step)
+        else:
+            found.append((extent, step))
+    return found or [(1, 1)]
 
 
 def needs_wide(*tensors: Any) -> bool:

@@ -10,13 +10,14 @@ from typing import Any
 import triton.experimental.gluon.language as gl
 
 from ...problem import Problem
+from .box_plans import accepts
 from .descriptors import BoxDescriptor
-from .direct import KNOWN_TRITON
 from .geometry import Geometry, strides_of
-from .launch import INTERPRETED, Launch, Step, power_of_two
-from .numbers_on_device import rounding
-from .tiles import MULTIPROCESSORS, SHARED_BYTES, workspace_limit
-from .tuning import Choice, fields_of
+from .gpu import Gpu
+from .kernel import Kernel, Prepared, Query
+from .launch import Launch, Step, power_of_two
+from .numbers_on_device import sixteen_bits
+from .split_k import added
 from .whole_groups import group_weight_kernel
 
 LONGEST = 16  # positions of dy in a line
@@ -25,11 +26,9 @@ MOST_SUMS = 192  # that a thread holds
 MOST_HELD = 208  # beside positions of x
 REGISTERS, AT_START = 232, 168  # of a thread of the second four multiplying warps, and of every one at the start
 # What the cost model counts with, as measured on an H200.
-CLOCK = 1.7e9
+CLOCK_SHARE = 0.92  # what waiting leaves of the clock
 ROW_CYCLES = 3.0  # to copy the channels of one position and image, at most 128 bytes
-MEMORY_BYTES = 3.0e12
-PART_BYTES = 5e12  # of partial sums, written and read again
-LAUNCH_SECONDS = 3e-6
+PART_SHARE = 0.4  # of the L2 cache's speed: partial sums, written and read again
 LINE_SECONDS = 0.03e-6
 DISTURBANCE = 0.1  # of what takes longer by the rest
 
@@ -82,12 +81,15 @@ def tiles_of(geo: Geometry, tile: GroupTile) -> int:
     return geo.group_in // width(geo) * geo.kernel[1] * tiles_of_line(geo, tile)
 
 
-def fits(problem: Problem, geo: Geometry) -> bool:
-    """Whether whole groups can serve this problem: channels last, no dilation."""
-    return (not INTERPRETED and KNOWN_TRITON and problem.wrt == "weight" and problem.dtype in ("bfloat16", "float16")
-            and rounding(problem) == "" and problem.layout.endswith("C") and geo.groups > 1
-            and geo.group_in % 16 == 0 and geo.group_out % 8 == 0 and 16 <= geo.group_out <= 64
-            and max(geo.dilation) == 1 and geo.taps > 1 and geo.kernel[0] == geo.x[0] == 1 and geo.pad[0] == 0)
+def supports(problem: Problem, geo: Geometry) -> str | None:
+    """Groups of at least 16 channels with up to 64 outputs, no dilation."""
+    if not sixteen_bits(problem) or not problem.layout.endswith("C"):
+        return "16-bit operands with channels last only"
+    if geo.groups == 1 or geo.group_in % 16 or geo.group_out % 8 or not 16 <= geo.group_out <= 64:
+        return "groups of 16, 32, … input and 16 to 64 output channels only"
+    if max(geo.dilation) > 1 or geo.taps == 1 or geo.kernel[0] > 1 or geo.x[0] > 1 or geo.pad[0]:
+        return "windows of one or two axes with several taps and no dilation only"
+    return None
 
 
 def rows_and_units(geo: Geometry, tile: GroupTile) -> tuple[int, int]:
@@ -113,21 +115,22 @@ def bytes_of_line(geo: Geometry, tile: GroupTile) -> tuple[int, int]:
             2 * tile.S * tile.images * columns_of(geo))
 
 
-def estimate(geo: Geometry, tile: GroupTile) -> float:
+def estimate(geo: Geometry, tile: GroupTile, gpu: Gpu) -> float:
     """Seconds: products, copies, partial sums."""
     _, _, all_steps, run = shape_of_walk(geo, tile)
     programs = geo.groups * -(-geo.kernel[2] // tile.taps) * -(-all_steps // run)
-    waves, columns = -(-programs // MULTIPROCESSORS), columns_of(geo)
+    waves, columns = -(-programs // gpu.multiprocessors), columns_of(geo)
+    clock = CLOCK_SHARE * gpu.clock_hz
     cycles = columns / 2 + 2 if tile.held else 1.25 * max(columns / 2, 16 + columns / 4)
-    products = tiles_of(geo, tile) * tile.S // tile.gap * cycles / CLOCK
+    products = tiles_of(geo, tile) * tile.S // tile.gap * cycles / clock
     fresh = 1 if along(geo, tile) else min(geo.stride[1], geo.kernel[1])
     rows = tile.images * (tile.S + fresh * rows_and_units(geo, tile)[1] * geo.group_in // width(geo))
-    line = max(products + LINE_SECONDS, rows * ROW_CYCLES / CLOCK)
+    line = max(products + LINE_SECONDS, rows * ROW_CYCLES / clock)
     memory = 2 * geo.batch * geo.groups * (geo.group_out * math.prod(geo.y) + geo.group_in * math.prod(geo.x))
-    less, more = sorted((waves * run * line, memory / MEMORY_BYTES))
-    seconds = LAUNCH_SECONDS + more + DISTURBANCE * less
+    less, more = sorted((waves * run * line, memory / gpu.memory_bytes_per_s))
+    seconds = gpu.launch_s + more + DISTURBANCE * less
     parts = 8 * tile.splits * geo.groups * geo.group_out * geo.group_in * geo.taps
-    return seconds + (LAUNCH_SECONDS + parts / PART_BYTES if tile.splits > 1 else 0)
+    return seconds + (gpu.launch_s + parts / (PART_SHARE * gpu.l2_bytes_per_s) if tile.splits > 1 else 0)
 
 
 def taps_of(geo: Geometry, images: int) -> int:
@@ -140,9 +143,9 @@ def taps_of(geo: Geometry, images: int) -> int:
     return 0
 
 
-def options(geo: Geometry, max_workspace: int | None) -> Iterator[GroupTile]:
+def tiles(query: Query) -> Iterator[GroupTile]:
     """Tiles whose lines fit into shared memory, with runs that fill the multiprocessors."""
-    limit = workspace_limit(geo, max_workspace)
+    geo, gpu, limit, room = query.geo, query.gpu, query.limit, query.gpu.program_bytes
     size = 4 * geo.groups * geo.group_out * geo.group_in * geo.taps
     images = 8 if geo.stride[2] == 1 and -geo.batch % 16 >= 8 else 16
     taps = taps_of(geo, images)
@@ -154,23 +157,18 @@ def options(geo: Geometry, max_workspace: int | None) -> Iterator[GroupTile]:
         rows, units = rows_and_units(geo, whole)
         x_bytes, dy_bytes = bytes_of_line(geo, whole)
         advance = 1 if along(geo, whole) else min(geo.stride[1], rows)
-        lines = next((count for count in (4, 3) if (rows + advance) * x_bytes + count * dy_bytes <= SHARED_BYTES), 2)
-        slots = min(rows + 3 * advance, (SHARED_BYTES - lines * dy_bytes) // x_bytes)
+        lines = next((count for count in (4, 3) if (rows + advance) * x_bytes + count * dy_bytes <= room), 2)
+        slots = min(rows + 3 * advance, (room - lines * dy_bytes) // x_bytes)
         if slots < rows or units > 256:
             continue
         all_steps = shape_of_walk(geo, whole)[2]
         programs = geo.groups * -(-geo.kernel[2] // taps)
         held = half * columns_of(geo) // 2 + 4 * min(units, length // whole.gap + half) <= MOST_HELD
-        for runs in {1, *(min(waves * MULTIPROCESSORS // programs, all_steps) for waves in (1, 2))}:
+        for runs in {1, *(min(waves * gpu.multiprocessors // programs, all_steps) for waves in (1, 2))}:
             if runs >= 1 and (runs == 1 or runs * size <= limit):
                 for way in (held, False) if held else (False,):
                     tile = replace(whole, XS=slots, DS=lines, splits=runs, held=way)
-                    yield replace(tile, seconds=estimate(geo, tile))
-
-
-def worth_measuring(problem: Problem, geo: Geometry, count: int = 4) -> list[GroupTile]:
-    """The best tiles."""
-    return sorted(options(geo, None), key=lambda tile: tile.seconds)[:count] if fits(problem, geo) else []
+                    yield replace(tile, seconds=estimate(geo, tile, gpu))
 
 
 def box_of(tensor: Any, tile: GroupTile, positions: int, channels: int) -> BoxDescriptor:
@@ -183,27 +181,9 @@ def box_of(tensor: Any, tile: GroupTile, positions: int, channels: int) -> BoxDe
                          box=(1, positions, tile.images, channels))
 
 
-@dataclass(frozen=True)
-class GroupPlan:
-    """A weight gradient by whole groups: `write(dy, x, result)` writes it, or the partial sums of every run.
-
-    With further memory for as many rows of channels it writes partial sums of the bias gradient, too.
-    """
-
-    tile: GroupTile
-    splits: int
-    write: Step
-    bias_shape: tuple[int, int]  # of the partial sums of the bias gradient; no rows where there can be none
-
-
-def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> GroupPlan | None:
-    """The plan of the measured choice, or of the cost model; None where whole groups do not fit or are not chosen."""
-    if (choice is not None and choice["kernel"] != "groups") or not fits(problem, geo):
-        return None
-    tile = GroupTile(**fields_of(choice)) if choice is not None else \
-        min(options(geo, max_workspace), key=lambda tile: tile.seconds, default=None)
-    if tile is None:
-        return None
+def build(query: Query, tile: GroupTile) -> Prepared:
+    """The launch that writes the gradient, or the partial sums of every run, and of the bias gradient if asked."""
+    geo = query.geo
     rows, units = rows_and_units(geo, tile)
     columns, steps, all_steps, run = shape_of_walk(geo, tile)
     splits = -(-all_steps // run)
@@ -230,5 +210,8 @@ def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choi
                       leading, AT_START)
 
     together = splits > 1 and tap_tiles == 1
-    return GroupPlan(tile, splits, Step(group_weight_kernel, launch),
-                     (splits if together else 0, geo.groups * geo.group_out))
+    return added(query, f"groups_{query.short}_{tile.S}_split{splits}", str(tile), splits,
+                 (splits if together else 0, geo.groups * geo.group_out), Step(group_weight_kernel, launch))
+
+
+KERNEL = Kernel("groups", frozenset({"weight"}), supports, accepts, tiles, build, GroupTile, measured=4)

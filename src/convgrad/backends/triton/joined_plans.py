@@ -7,98 +7,96 @@ many times more products as there are groups, which take no longer than the memo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from ...problem import Problem
 from . import box_line_plans
-from .box_line_tiles import BoxLineTile, best_tiles
+from .box_line_tiles import BoxLineTile, all_tiles, work_of
 from .flat import INPUTS_LAST
 from .geometry import Geometry, geometry
-from .launch import INTERPRETED, Launch, Step
-from .numbers_on_device import rounding
+from .kernel import Kernel, Operands, Prepared, Query
+from .launch import Launch, Step
+from .numbers_on_device import scratch, sixteen_bits
 from .padded import join_kernel
-from .tiles import WORKSPACE_FLOOR
-from .tuning import Choice
 
-PRODUCTS, MEMORY_BYTES = 600e12, 3.8e12  # a second
+PRODUCTS = 0.6  # of the tensor cores' speed
 JOIN_SECONDS = 3e-6
 BLOCK = 1024
 
 
-@dataclass(frozen=True)
-class JoinedPlan:
-    """Output or input gradient of all groups at once: `take` says whether the tensors lie as it needs."""
-
-    dense: box_line_plans.BoxLines
-    join: Step
-
-    @property
-    def tile(self) -> BoxLineTile:
-        return self.dense.tile
-
-    @property
-    def weights(self) -> int:
-        """Elements of the joined weights."""
-        return math.prod(self.dense.problem.conv.weight_shape)
-
-    @property
-    def words(self) -> int:
-        """Elements of float32 that a call needs beside its tensors."""
-        return -(-self.weights // 8) * 4 + self.dense.memory
-
-    def take(self, source: Any, result: Any) -> bool:
-        return self.dense.lies(source, result)
-
-    def write(self, source: Any, weight: Any, result: Any, memory: Any) -> None:
-        """Join the weights, then multiply."""
-        end = -(-self.weights // 8) * 4
-        outs, ins, *kernel = self.dense.problem.conv.weight_shape
-        joined = memory[:end].view(weight.dtype)[:self.weights].view(outs, *kernel, ins).permute(
-            0, -1, *range(1, len(kernel) + 1))
-        self.join(weight, joined)
-        self.dense.run(source, joined, result, memory[end:])
+def supports(problem: Problem, geo: Geometry) -> str | None:
+    """Groups that can be joined: 16-bit numbers, one tap, rows of whole 16 bytes."""
+    if not sixteen_bits(problem) or geo.groups == 1 or geo.taps > 1:
+        return "16-bit groups with windows of one point only"
+    if geo.groups * geo.group_in % 8 or geo.groups * geo.group_out % 8 or geo.group_in % 64 + geo.group_out % 64 == 0:
+        return "channels in multiples of 8, groups not in multiples of 64"
+    wide, seen = dense(problem), geometry(dense(problem).conv)
+    if box_line_plans.copies_for(wide, seen).bytes:
+        return "the dense problem needs copies"
+    return box_line_plans.supports(wide, seen)
 
 
-def fits(problem: Problem, geo: Geometry) -> bool:
-    """Whether groups can be joined: 16-bit numbers, one tap, rows of whole 16 bytes."""
-    return (not INTERPRETED and problem.wrt in ("input", "output") and geo.groups > 1 and geo.taps == 1
-            and problem.dtype in ("bfloat16", "float16") and rounding(problem) == ""
-            and geo.groups * geo.group_in % 8 == 0 and geo.groups * geo.group_out % 8 == 0)
+def dense(problem: Problem) -> Problem:
+    """The problem of all groups at once."""
+    conv = replace(problem.conv, groups=1)
+    return problem.with_(conv=conv, weight_layout=INPUTS_LAST[conv.axes - 1])
 
 
-def expected_to_pay(geo: Geometry) -> bool:
-    """Narrow groups whose joined products take no longer than their bytes."""
+def accepts(query: Query) -> str | None:
+    wide = dense(query.problem)
+    if box_line_plans.lies(wide, geometry(wide.conv), box_line_plans.Copies(0, 0), query.operands[0], query.result):
+        return None
+    return "channels are not neighbours in memory, or rows not at multiples of 16 bytes"
+
+
+def pays(query: Query) -> bool:
+    """Whether joined products take no longer than their bytes."""
+    geo, gpu = query.geo, query.gpu
     channels_in, channels_out = geo.groups * geo.group_in, geo.groups * geo.group_out
     moved = 2 * geo.batch * (channels_in * math.prod(geo.x) + channels_out * math.prod(geo.y))
-    return (geo.group_in % 64 + geo.group_out % 64 > 0
-            and 2 * geo.pixels * channels_in * channels_out / PRODUCTS < moved / MEMORY_BYTES)
+    products = 2 * geo.pixels * channels_in * channels_out
+    return products / (PRODUCTS * gpu.tensor_flops) < moved / gpu.memory_bytes_per_s
 
 
-def worth_measuring(problem: Problem, geo: Geometry, count: int = 3) -> list[BoxLineTile]:
-    """The best tiles of the dense problem."""
-    conv = replace(problem.conv, groups=1)
-    return best_tiles(problem.with_(conv=conv), geometry(conv), count) if fits(problem, geo) and \
-        expected_to_pay(geo) else []
+def joined_floats(wide: Problem) -> int:
+    """Elements of float32 that the joined weights take, in whole 16 bytes."""
+    return -(-math.prod(wide.conv.weight_shape) // 8) * 4
 
 
-def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> JoinedPlan | None:
-    """The plan of the measured choice, or of the cost model; None where groups are not joined."""
-    if (choice["kernel"] != "joined" if choice is not None else not expected_to_pay(geo)) or not fits(problem, geo):
-        return None
-    conv = replace(problem.conv, groups=1)
-    wide = problem.with_(conv=conv, weight_layout=INPUTS_LAST[conv.axes - 1])
-    limit = WORKSPACE_FLOOR if max_workspace is None else min(WORKSPACE_FLOOR, max_workspace)
-    size = math.prod(conv.weight_shape)
-    room = limit - 4 * (-(-size // 8) * 4)
-    named = None if choice is None else {**choice, "kernel": "box_lines"}
-    dense = None if room < 0 else box_line_plans.for_problem(wide, geometry(conv), named, room, joined=geo.groups)
-    if dense is None or dense.copies.bytes:
-        return None
+def tiles(query: Query) -> Iterator[BoxLineTile]:
+    wide = dense(query.problem)
+    geo = geometry(wide.conv)
+    left = box_line_plans.limit_of(wide, geo, query.max_workspace) - 4 * joined_floats(wide)
+    return all_tiles(work_of(wide, geo), left, query.gpu) if left >= 0 and pays(query) else iter(())
+
+
+def build(query: Query, tile: BoxLineTile) -> Prepared:
+    geo, wide = query.geo, dense(query.problem)
+    plan = box_line_plans.box_lines(wide, geometry(wide.conv), tile, query.gpu, joined=geo.groups)
+    size, end = math.prod(wide.conv.weight_shape), joined_floats(wide)
 
     def launch(weight: Any, joined: Any) -> Launch:
         w_o, w_i = weight.stride()[:2]
         return Launch((-(-size // BLOCK),), (size, w_o, w_i),
-                      {"KG": geo.group_out, "CG": geo.group_in, "CHANNELS": conv.in_channels, "BE": BLOCK}, 4, 1)
+                      {"KG": geo.group_out, "CG": geo.group_in, "CHANNELS": wide.conv.in_channels, "BE": BLOCK}, 4, 1)
 
-    return JoinedPlan(dense, Step(join_kernel, launch))
+    join = Step(join_kernel, launch)
+
+    def run(operands: Operands, results: tuple[Any, ...], workspace: Any) -> None:
+        source, weight = operands
+        memory = scratch(query.problem, workspace, (end + plan.memory,), results[0])
+        outs, ins, *kernel = wide.conv.weight_shape
+        joined = memory[:end].view(weight.dtype)[:size].view(outs, *kernel, ins).permute(
+            0, -1, *range(1, len(kernel) + 1))
+        join(weight, joined)
+        plan.run(source, joined, results[0], memory[end:])
+
+    return Prepared(f"joined_{query.short}_{tile.BM}x{tile.BN}x{tile.CB}", f"{geo.groups} groups joined, {tile}",
+                    4 * (end + plan.memory), run)
+
+
+KERNEL = Kernel("joined", frozenset({"output", "input"}), supports, accepts, tiles, build, BoxLineTile,
+                lambda query, tile: tile.seconds + JOIN_SECONDS,
+                kind=lambda query, tile: (tile.BM, tile.BN, tile.warps, tile.NT), measured=3)

@@ -7,18 +7,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import triton
 from triton import knobs
-from triton.runtime.driver import driver
-from triton.runtime.jit import MockTensor
 
 from .descriptors import BoxDescriptor
-from .direct import Prepared, understands
+from .direct import understands
 from .packed_adds import compiled_without
+from .recording import launch_at_once
 
 INTERPRETED: bool = bool(knobs.runtime.interpret)
-current = threading.local()  # of this thread: .recording (see replay.py), .only_compile (see ahead.py)
+current = threading.local()  # of this thread: .recording (see replay.py), .only_compile: a Share, where nothing is run
+
+
+class Share:
+    """Every `of`-th launch of a plan, from number `first` on, is compiled here; others elsewhere."""
+
+    def __init__(self, first: int = 0, of: int = 1) -> None:
+        self.first, self.of = first, of
+        self.seen = 0
+
+    def has_next(self) -> bool:
+        """Whether the next launch of the plan is in this share."""
+        self.seen += 1
+        return (self.seen - 1) % self.of == self.first
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,7 @@ class Launch:
 class Step:
     """One kernel of a plan: `describe(*tensors)` gives the launch.
 
-    Within a recording (see replay.py) the launch is noted, so that later calls of the plan skip all of this.
+    Within a recording (see replay.py) the launch is added to a prepared call, and nothing is started.
     """
 
     kernel: Any
@@ -58,25 +69,26 @@ class Step:
         if INTERPRETED:
             self.kernel[launch.grid](*first, *launch.scalars, **launch.constants)
             return
-        if getattr(current, "only_compile", False):  # see ahead.py: the tensors have no memory
-            first = tuple(MockTensor(value.dtype) if isinstance(value, torch.Tensor) else value for value in first)
-            self.compiled(first, launch)
+        share = getattr(current, "only_compile", None)
+        if share is not None:
+            if share.has_next():
+                self.compiled(first, launch)
             return
         compiled = self.compiled(first, launch)
         recording = getattr(current, "recording", None)
         if not understands(compiled):
-            assert not any(isinstance(value, BoxDescriptor) for value in first), "boxes are for our own launches only"
             if recording is not None:
-                recording.whole = False
+                recording.complete = False
+                return
+            assert not any(isinstance(value, BoxDescriptor) for value in first), "boxes are for our own launches only"
             self.kernel[launch.grid](*first, *launch.scalars, **launch.constants, **launch.options)
             return
         names = self.kernel.arg_names[len(first) + len(launch.scalars):]
-        device = tensors[0].get_device()
-        prepared = Prepared(compiled, launch.grid,
-                            (*first, *launch.scalars, *(launch.constants[name] for name in names)), device)
-        prepared.launch(driver.active.get_current_stream(device))
+        arguments = (*first, *launch.scalars, *(launch.constants[name] for name in names))
         if recording is not None:
-            recording.add(prepared)
+            recording.add(compiled, launch.grid, arguments)
+        else:
+            launch_at_once(compiled, launch.grid, arguments)
 
     def compiled(self, first: tuple[Any, ...], launch: Launch) -> Any:
         """The kernel, compiled for these arguments."""

@@ -13,105 +13,70 @@ import torch
 import triton.experimental.gluon.language as gl
 
 from ...problem import Problem
-from .box_line_plans import padded
+from .bias_parts import bias_add_step
 from .box_plans import descriptor, tensors_fit, whole_channels
 from .descriptors import BoxDescriptor
-from .direct import KNOWN_TRITON
 from .geometry import Geometry, Three, strides_of
-from .launch import INTERPRETED, Launch, Step, power_of_two
+from .gpu import Gpu
+from .kernel import Kernel, Prepared, Query
+from .launch import Launch, Step, power_of_two
 from .line_schedule import (
     Segment,
     as_table,
-    cut_alike,
+    boxes_of_axis,
+    count_lines,
     dealt_out,
     lines_of,
     lines_of_taps,
     lines_of_tiles,
     most_parts,
     shares,
+    split_counts,
 )
+from .line_tiles import FITTED_TILES, LineTile
 from .line_views import folded, folded_axes, folded_view, images_fit, images_last, images_last_view, padded_bytes
+from .padding import padded
 from .replay import constant_tensor
-from .tiles import MULTIPROCESSORS, SHARED_BYTES, Box, best_box, most_splits, workspace_limit
-from .tuning import Choice, fields_of
+from .split_k import add_step, with_sums
+from .tiles import Box, best_box, most_splits
 from .weight_lines import line_weight_kernel
 
+MOST_TAPS = 4096  # so that planning takes milliseconds
 MOST_SEGMENTS = 62  # of a program that adds to a result: it knows which ones it has to sum again
 FARTHEST, LONGEST = 8, 256  # elements: from one that a copy takes to the next, and over all of them on an axis
 # Boxes of many images whose pixels lie far from each other: slower by this much where the cache does not hold both
 # operands (one layer was measured).
 SCATTERED, HELD_BYTES = 1.3, 40e6
 FEWER_LINES = 0.97  # of those of compact boxes, to make other boxes worth a thought
-# The tiles whose results were compared with a reference on an H200: output channels, input channels and pixels of a
-# line, then the taps a program without chains and with chains. Others compile, but only these are chosen.
-SEEN_RIGHT: dict[tuple[int, int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {
-    (64, 16, 64): ((1, 2, 3, 4), (3, 4, 6)),
-    (64, 16, 128): ((1, 5), (5,)),
-    (64, 32, 64): ((1, 2, 3, 5), (2, 3, 4)),
-    (64, 32, 128): ((), (3,)),
-    (64, 64, 64): ((1, 3), (2, 3, 4)),
-    (64, 128, 64): ((1, 2), (3, 4)),
-    (64, 256, 64): ((1,), ()),
-    (128, 32, 64): ((1, 2), ()),
-    (128, 64, 64): ((1, 2, 4), ()),
-    (128, 64, 128): ((2,), ()),
-    (128, 128, 64): ((1, 2), (2, 3)),
-    (128, 256, 64): ((1,), ()),
-    (256, 64, 64): ((1,), (2, 3)),
-    (256, 128, 64): ((1,), ()),
-}
 # Programs that share all lines evenly are at different lines at a time: only where the cache holds both operands.
 CACHED_BYTES = 45e6
+MOST_SHARED_TILES = 4096  # more fill the chip without sharing
 SHARING = 1.13  # of the time of equal shares, as measured
-# What the cost model counts with, in operations, bytes and seconds, fitted to layers measured on an H200: rates of the
-# products by the columns of a tile, and of copies from the cache by the channels of a pixel that are copied together.
-PRODUCTS = {16: 335e12, 32: 560e12, 64: 790e12, 128: 930e12, 256: 960e12}
-CACHE_BYTES = {16: 4e12, 32: 6e12, 64: 7.6e12, 128: 12.5e12, 256: 12.5e12}
-MEMORY_BYTES = 3.5e12
-LAUNCH_SECONDS = 4e-6
+# What the cost model counts with, fitted to layers measured on an H200: shares of the tensor cores' speed by the
+# columns of a tile, of the L2 cache's by the channels of a pixel that are copied together, and seconds.
+PRODUCTS = {16: 0.339, 32: 0.566, 64: 0.799, 128: 0.940, 256: 0.971}
+CACHE_SHARES = {16: 0.32, 32: 0.48, 64: 0.608, 128: 1.0, 256: 1.0}
 COPY_SECONDS = 0.15e-6  # to start the copies of a line
 DISTURBANCE = 0.08  # of the products by the copies beside them
 LINE_SECONDS = 0.02e-6  # of waiting at each line, beside the products
 HALF_REGISTERS = 128  # a thread, so that two programs of 8 warps fit a multiprocessor
 
 
-@dataclass(frozen=True)
-class LineTile:
-    """BK x CB channels and NT taps of `axis` a program; `box` is a line of pixels; `chain`: lines share their x."""
-
-    box: Box
-    BK: int
-    CB: int
-    NT: int
-    axis: int
-    chain: bool
-    y_slots: int
-    x_slots: int
-    warps: int
-    together: int  # programs that share a multiprocessor
-    splits: int  # parts of a tile's sums, added by a second kernel
-    seconds: float
-    programs: int = 0  # that share the lines of all tiles evenly; 0: each has one run of one tile
-    turned: bool = False  # input channels are the rows of a product, for results whose output channels are neighbours
-    shared: bool = False  # taps share a copy of x; of problems with one axis, whose images become the last one
-
-    def __str__(self) -> str:
-        return (f"lines of {'x'.join(map(str, self.box))} pixels, {self.BK} x {self.CB} channels x {self.NT} taps of "
-                f"axis {self.axis}{' in chains' if self.chain else ' that share x' if self.shared else ''}, "
-                f"{self.y_slots}+{self.x_slots} slots, "
-                f"{self.splits} runs{f' shared by {self.programs} programs' if self.programs else ''}, "
-                f"{self.seconds * 1e6:.0f} us expected")
-
-
-def lines_fit(problem: Problem, geo: Geometry, fold: int = 0) -> bool:
-    """Whether the copies and tensor cores can do this problem: 16-bit channels last, and enough of them."""
-    if INTERPRETED or not KNOWN_TRITON or not whole_channels(problem):
-        return False
+def supports(problem: Problem, geo: Geometry) -> str | None:
+    """What the copies and tensor cores can do: 16-bit channels last, and enough of them."""
+    if not whole_channels(problem):
+        return "16-bit operands with channels last only"
+    if geo.taps > MOST_TAPS:
+        return f"at most {MOST_TAPS} taps"
+    fold = folded_axes(problem, geo)
+    geo = folded(geo, fold)
     fewest = min(geo.group_in, geo.group_out)
     if geo.group_in % 8 or geo.group_out % 8:
-        return fewest >= 32 and geo.groups == 1 and fold == 0
+        fits = fewest >= 32 and geo.groups == 1 and fold == 0
+        return None if fits else "channels that are no multiples of 8 are copied: 32 and more, no groups"
     # of the grouped layers that were timed, those with under 32 channels were not faster than `weight.py`
-    return fewest >= (16 if geo.groups == 1 else 32)
+    least = 16 if geo.groups == 1 else 32
+    return f"at least {least} channels on both sides" if fewest < least else None
 
 
 @dataclass(frozen=True)
@@ -129,13 +94,6 @@ class LinePlan:
         """Of the partial sums of the bias gradient; no rows where there can be none."""
         seen = images_last(self.geo) if self.tile.shared else folded(self.geo, self.fold)
         return bias_rows(seen, self.tile), self.geo.groups * self.geo.group_out
-
-    def take(self, dy: Any, x: Any) -> bool:
-        if self.tile.shared:
-            return tensors_fit(images_last_view(dy), images_last_view(x))
-        seen = folded_view(x, self.geo, self.fold)
-        dy_copy, x_copy = self.copies
-        return seen is not None and (dy_copy > 0 or tensors_fit(dy)) and (x_copy > 0 or tensors_fit(seen))
 
     def copied(self, dy: Any, x: Any, memory: Any) -> tuple[Any, Any]:
         """The operands as the copy engine can read them; `memory`: float32, of as many bytes as all copies."""
@@ -160,40 +118,76 @@ class LinePlan:
         self.step(dy, folded_view(x, self.geo, self.fold), result, *bias)
 
 
-def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> LinePlan | None:
-    """The plan of the measured choice, or of the cost model; None where lines do not fit or are not chosen."""
-    if choice is not None and choice["kernel"] != "lines":
-        return None
-    fold = folded_axes(problem, geo)
-    seen = folded(geo, fold)
-    if not lines_fit(problem, seen, fold):
-        return None
+def accepts(query: Query) -> str | None:
+    """Both operands as the copy engine reads them, or copied first."""
+    dy, x = query.operands
+    fold = folded_axes(query.problem, query.geo)
+    seen = folded_view(x, query.geo, fold)
+    if seen is None:
+        return "the taps of windows side by side are not neighbours in memory"
+    dy_copy, x_copy = padded_bytes(folded(query.geo, fold))
+    fits = (dy_copy > 0 or tensors_fit(dy)) and (x_copy > 0 or tensors_fit(seen))
+    return None if fits else "channels are not neighbours in memory, or rows not at multiples of 16 bytes"
+
+
+def tiles(query: Query) -> Iterator[LineTile]:
+    """Every tile within the workspace that copies leave; folded axes need partial sums."""
+    geo, gpu = query.geo, query.gpu
+    fold = folded_axes(query.problem, geo)
+    seen, max_workspace = folded(geo, fold), query.max_workspace
     copies = padded_bytes(seen)
+    copying = 0.0
     if sum(copies):
-        max_workspace = workspace_limit(geo, max_workspace) - sum(copies)
-        if max_workspace < 0:
-            return None
-    tile = LineTile(**fields_of(choice)) if choice is not None else None
-    tile = tile if tile is None or tile.shared else settled(seen, tile)
-    if tile is None or tile.splits > most_splits(geo, max_workspace):
-        tile = choose_lines(seen, max_workspace, fold)
-        sharing = min(shared_lines(geo, max_workspace), key=lambda tile: tile.seconds, default=None)
-        if sharing is not None and (tile is None or sharing.seconds < tile.seconds):
-            tile = sharing
-    if tile is None or (fold and tile.splits == 1):
-        return None
+        max_workspace = query.limit - sum(copies)
+        copying = sum(gpu.launch_s + 2 * size / gpu.memory_bytes_per_s for size in copies if size)
+    if max_workspace is None or max_workspace >= 0:
+        for tile in all_lines(seen, max_workspace, gpu):
+            tile = replace(tile, seconds=tile.seconds + copying) if copying else tile
+            if not fold or (settled(seen, tile).splits if tile.programs else tile.splits) > 1:
+                yield tile
+    if query.operands[0].dim() == 3 and all(map(tensors_fit, map(images_last_view, query.operands))):
+        yield from shared_lines(geo, query.max_workspace, gpu)
+
+
+def build(query: Query, tile: LineTile) -> Prepared:
+    """The launches of a tile: copies, sums, and the addition of partial ones."""
+    plan = line_plan(query.problem, query.geo, tile)
+    geo, tile, splits = query.geo, plan.tile, plan.tile.splits
+    add, add_bias = add_step(geo, splits), bias_add_step(plan.bias_shape[1], plan.bias_shape[0])
+    shape = (splits, geo.groups * geo.group_out, *geo.kernel, geo.group_in)
+    copied = sum(plan.copies) // 4
+    needed = copied + (math.prod(shape) if splits > 1 else 0)
+
+    def write(dy: Any, x: Any, memory: Any, result: Any, *bias: Any) -> None:
+        dy, x = plan.copied(dy, x, memory)
+        if splits == 1:
+            plan.write(dy, x, result, *bias[:1])
+            if bias:
+                add_bias(*bias)
+            return
+        partial = memory[copied:].view(shape)
+        plan.write(dy, x, partial.permute(0, 1, 5, 2, 3, 4), *bias[:1])
+        add(partial, result, *bias)
+
+    return with_sums(query, f"lines_{query.short}_{tile.BK}x{tile.NT}x{tile.CB}_split{splits}", str(tile), (needed,),
+                     plan.bias_shape, write)
+
+
+def line_plan(problem: Problem, geo: Geometry, tile: LineTile) -> LinePlan:
+    """The plan of a tile."""
     if tile.shared:
         return LinePlan(geo, 0, tile, line_weight(images_last(geo), tile), (0, 0))
+    fold = folded_axes(problem, geo)
+    seen = folded(geo, fold)
+    tile = settled(seen, tile)
     tile = turned(seen, tile) if problem.weight_layout.endswith("O") else tile
-    copying = sum(LAUNCH_SECONDS + 2 * size / MEMORY_BYTES for size in copies if size)
-    tile = replace(tile, seconds=tile.seconds + copying)
-    return LinePlan(geo, fold, tile, line_weight(seen, tile), copies)
+    return LinePlan(geo, fold, tile, line_weight(seen, tile), padded_bytes(seen))
 
 
 def tile_shapes(geo: Geometry) -> Iterator[tuple[int, int, int, int, bool, int]]:
     """(BK, CB, axis of the taps, taps a program, chained, pixels of a line) of every tile that is worth a thought."""
     axes = [axis for axis in range(3) if geo.kernel[axis] > 1] or [2]
-    for (bk, cb, pixels), (apart, chained) in SEEN_RIGHT.items():
+    for (bk, cb, pixels), (apart, chained) in FITTED_TILES.items():
         if bk >= 2 * max(64, geo.group_out) or cb >= 2 * max(16, geo.group_in):
             continue
         for axis in axes:
@@ -222,9 +216,14 @@ def line_boxes(geo: Geometry, axis: int, taps: int, chain: bool, pixels: int) ->
         if pixels % (b0 * b1 * b2) == 0]
     boxes = [compact, *(box for box in boxes if box[0] < 2 * geo.batch)]
 
+    walk = lines_of(geo, compact, axis, chain)
+    sums: dict[tuple[int, int], int] = {}  # by axis and extent of a box: of all first taps
+
     def lines(box: Box) -> int:
-        walk = lines_of(geo, box, axis, chain)
-        return sum(lines_of_taps(geo, box, axis, taps, chain, walk.length * walk.spread))
+        for place in zip(range(3), box[1:]):
+            if place not in sums:
+                sums[place] = sum(boxes_of_axis(geo, box, place[0], axis, taps, chain and walk.length * walk.spread))
+        return -(-geo.batch // box[0]) * math.prod(sums[place] for place in zip(range(3), box[1:]))
 
     fewest = min(boxes, key=lambda box: (lines(box), -box[3], -box[2], -box[1]))
     return (compact, fewest) if lines(fewest) < FEWER_LINES * lines(compact) else (compact,)
@@ -235,10 +234,9 @@ def skips(geo: Geometry, tile: LineTile) -> bool:
     return tile.box != line_boxes(geo, tile.axis, tile.NT, tile.chain, math.prod(tile.box))[0]
 
 
-def choose_lines(geo: Geometry, max_workspace: int | None, fold: int = 0) -> LineTile | None:
-    """The tile and the number of runs with the lowest estimated time; folded axes need partial sums."""
-    found = (tile for tile in all_lines(geo, max_workspace) if not fold or tile.splits > 1)
-    best = min(found, key=lambda tile: tile.seconds, default=None)
+def choose_lines(geo: Geometry, max_workspace: int | None, gpu: Gpu) -> LineTile | None:
+    """The tile and the number of runs with the lowest estimated time."""
+    best = min(all_lines(geo, max_workspace, gpu), key=lambda tile: tile.seconds, default=None)
     return None if best is None else settled(geo, best)
 
 
@@ -255,39 +253,28 @@ def turned(geo: Geometry, tile: LineTile) -> LineTile:
     return replace(tile, BK=tile.CB, CB=tile.BK, turned=True)
 
 
-def worth_measuring(problem: Problem, geo: Geometry, count: int = 7) -> list[LineTile]:
-    """The best tiles of different kinds: chains, several taps without chains, single taps, of different sizes."""
-    fold = folded_axes(problem, geo)
-    seen = folded(geo, fold)
-    if not lines_fit(problem, seen, fold):
-        return []
-    found: list[LineTile] = []
-    kinds: set[tuple[bool, bool, int, bool, bool]] = set()
-    for tile in sorted(all_lines(seen, None), key=lambda tile: tile.seconds):
-        kind = (tile.NT > 1, tile.chain, tile.BK * tile.CB, tile.programs > 0, skips(seen, tile))
-        if kind not in kinds and not (fold and tile.splits == 1):
-            kinds.add(kind)
-            found.append(tile)
-    sharing = sorted(shared_lines(geo, None), key=lambda tile: tile.seconds)[:2]
-    return [*sharing, *(tile for tile in (settled(seen, tile) for tile in found[:count])
-                        if not (fold and tile.splits == 1))]
+def kind_of(query: Query, tile: LineTile) -> tuple[int, ...]:
+    """Chains, several taps without chains, single taps, of different sizes."""
+    seen = folded(query.geo, folded_axes(query.problem, query.geo))
+    return (tile.NT > 1, tile.chain, tile.BK * tile.CB, tile.programs > 0, tile.shared,
+            not tile.shared and skips(seen, tile))
 
 
-def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
+def all_lines(geo: Geometry, max_workspace: int | None, gpu: Gpu) -> Iterator[LineTile]:
     weight_bytes = 4 * geo.groups * geo.group_out * geo.group_in * geo.taps
     operand_bytes = 2 * geo.groups * geo.batch * (geo.group_out * math.prod(geo.y) + geo.group_in * math.prod(geo.x))
     most = most_splits(geo, max_workspace)
     shapes = ((shape, box) for shape in tile_shapes(geo) for box in line_boxes(geo, *shape[2:]))
     for (bk, cb, axis, taps, chain, pixels), box in shapes:
         lines = lines_of(geo, box, axis, chain)
-        by_taps = lines_of_taps(geo, box, axis, taps, chain, lines.length * lines.spread)
+        count, sum_of_lines, most_lines = count_lines(geo, box, axis, taps, chain, lines.length * lines.spread)
         channel_tiles = -(-geo.group_out // bk) * -(-geo.group_in // cb)
-        tiles = len(by_taps) * channel_tiles * geo.groups
-        total = sum(by_taps) * channel_tiles * geo.groups
+        tiles = count * channel_tiles * geo.groups
+        total = sum_of_lines * channel_tiles * geo.groups
         warps = 8 if bk >= 128 else 4
         y_bytes, x_bytes = pixels * bk * 2, pixels * cb * 2
         together = 2 if bk == 64 and cb * taps <= 192 else 1
-        room = SHARED_BYTES // together
+        room = gpu.program_bytes // together
         # NOTE: at the end of a chain two lines hold NT slots of x each: with fewer than 2*NT the copies never go on
         y_slots = next((count for count in (6, 5, 4, 3)
                         if (room - count * y_bytes) // x_bytes >= 2 * taps + count - 2), 0)
@@ -299,36 +286,35 @@ def all_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
         fresh = taps if not chain else geo.stride[axis] + (taps - geo.stride[axis]) / lines.length
         line_flops = 2 * pixels * bk * cb * taps
         # seconds for a line of each of the programs that share a multiprocessor
-        share = together * MULTIPROCESSORS
-        products = share * line_flops / PRODUCTS[cb] * (1.25 if bk == 64 and together == 1 else 1)
-        copies = share * (y_bytes / CACHE_BYTES[bk] + x_bytes * fresh / CACHE_BYTES[cb])
+        share = together * gpu.multiprocessors
+        products = share * line_flops / (PRODUCTS[cb] * gpu.tensor_flops) * (1.25 if bk == 64 and together == 1 else 1)
+        copies = share * (y_bytes / CACHE_SHARES[bk] + x_bytes * fresh / CACHE_SHARES[cb]) / gpu.l2_bytes_per_s
         line_seconds = max(products + LINE_SECONDS, copies, COPY_SECONDS * fresh) + DISTURBANCE * copies
-        slots = MULTIPROCESSORS * together
-        least = max(operand_bytes, weight_bytes) / MEMORY_BYTES
+        slots = gpu.multiprocessors * together
+        least = max(operand_bytes, weight_bytes) / gpu.memory_bytes_per_s
         scattered = SCATTERED if box[0] > 1 and geo.batch > 1 and operand_bytes > HELD_BYTES and \
             box != line_boxes(geo, axis, taps, chain, pixels)[0] else 1.0
 
-        tile = LineTile(box, bk, cb, taps, axis, chain, y_slots, x_slots, warps, together, 1, 0.0)
         # parts of a tile, programs that share all lines, lines that a multiprocessor sums in turn
         ways: list[tuple[int, int, float]] = []
-        for splits in split_counts(tiles, max(by_taps), slots, most):
+        for splits in split_counts(tiles, most_lines, slots, most):
             # a wave of programs takes as long as their longest run; many waves even out
             waves = -(-tiles * splits // slots)
-            run = -(-max(by_taps) // splits) if waves == 1 else -(-total // (tiles * splits))
+            run = -(-most_lines // splits) if waves == 1 else -(-total // (tiles * splits))
             ways.append((splits, 0, waves * (run + 4)))
-        if total >= 8 * slots and operand_bytes <= CACHED_BYTES and tiles > 1:
+        if total >= 8 * slots and operand_bytes <= CACHED_BYTES and 1 < tiles <= MOST_SHARED_TILES:
             run, segments = shares(tiles, total, slots)
-            parts = (max(by_taps) - 2) // run + 2  # at most; see `settled`
+            parts = (most_lines - 2) // run + 2  # at most; see `settled`
             ways += [(parts, slots, SHARING * (run + 4 * segments))] if parts <= most else []
         for parts, programs, turn in ways:
             summing = turn * line_seconds * scattered
-            seconds = LAUNCH_SECONDS + max(summing, least)
+            seconds = gpu.launch_s + max(summing, least)
             if parts > 1:
-                seconds += LAUNCH_SECONDS + 2 * parts * weight_bytes / MEMORY_BYTES
-            yield replace(tile, splits=parts, seconds=seconds, programs=programs)
+                seconds += gpu.launch_s + 2 * parts * weight_bytes / gpu.memory_bytes_per_s
+            yield LineTile(box, bk, cb, taps, axis, chain, y_slots, x_slots, warps, together, parts, seconds, programs)
 
 
-def shared_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]:
+def shared_lines(geo: Geometry, max_workspace: int | None, gpu: Gpu) -> Iterator[LineTile]:
     """Tiles of a problem with one axis whose taps share copies of x, the images side by side (see line_views.py)."""
     if not images_fit(geo):
         return
@@ -341,30 +327,22 @@ def shared_lines(geo: Geometry, max_workspace: int | None) -> Iterator[LineTile]
         box = (1, 1, pixels // b2, b2)
         copied = pixels + (taps - 1) * geo.dilation[2] * b2
         y_bytes, x_bytes = pixels * bk * 2, copied * cb * 2
-        slots = min(6, SHARED_BYTES // together // (y_bytes + x_bytes))
+        slots = min(6, gpu.program_bytes // together // (y_bytes + x_bytes))
         if taps > geo.taps or copied // b2 > LONGEST or slots < 3:
             continue
         lines = lines_of(seen, box, 1, False)
         by_taps = lines_of_taps(seen, box, 1, taps, False, 1)
         tiles = len(by_taps) * -(-geo.group_out // bk) * -(-geo.group_in // cb) * geo.groups
-        share = together * MULTIPROCESSORS
-        products = share * 2 * pixels * bk * cb * taps / PRODUCTS[cb]
-        copies = share * (y_bytes + x_bytes) / CACHE_BYTES[cb]
+        share = together * gpu.multiprocessors
+        products = share * 2 * pixels * bk * cb * taps / (PRODUCTS[cb] * gpu.tensor_flops)
+        copies = share * (y_bytes + x_bytes) / (CACHE_SHARES[cb] * gpu.l2_bytes_per_s)
         line_seconds = max(products + LINE_SECONDS, copies) + DISTURBANCE * copies
         for splits in split_counts(tiles, math.prod(lines.boxes), share, most):
             waves = -(-tiles * splits // share)
             run = -(-math.prod(lines.boxes) // splits)
-            seconds = LAUNCH_SECONDS + max(waves * (run + 4) * line_seconds, operand_bytes / MEMORY_BYTES)
-            seconds += LAUNCH_SECONDS + 2 * splits * weight_bytes / MEMORY_BYTES if splits > 1 else 0
+            seconds = gpu.launch_s + max(waves * (run + 4) * line_seconds, operand_bytes / gpu.memory_bytes_per_s)
+            seconds += gpu.launch_s + 2 * splits * weight_bytes / gpu.memory_bytes_per_s if splits > 1 else 0
             yield LineTile(box, bk, cb, taps, 1, False, slots, slots, 4, together, splits, seconds, shared=True)
-
-
-def split_counts(tiles: int, lines: int, slots: int, most: int) -> list[int]:
-    """Numbers of runs that fill whole waves of programs."""
-    found = {1}
-    for waves in range(1, 9):
-        found.add(waves * slots // tiles)
-    return sorted(count for count in found if 1 <= count <= max(1, min(most, lines // 4)))
 
 
 def box_descriptor(tensor: Any, box: Box, channels: int, stride: Three = (1, 1, 1)) -> BoxDescriptor:
@@ -375,12 +353,16 @@ def box_descriptor(tensor: Any, box: Box, channels: int, stride: Three = (1, 1, 
                          box=(*box, min(64, channels)), steps=steps)  # more channels are copied 64 at a time
 
 
+def tiles_with_taps(geo: Geometry, tile: LineTile) -> int:
+    """Tiles of the same taps: all channels of all groups."""
+    return -(-geo.group_out // tile.BK) * -(-geo.group_in // tile.CB) * geo.groups
+
+
 def schedule_of(geo: Geometry, tile: LineTile) -> list[list[Segment]]:
-    """Which lines of which tiles each program sums."""
+    """Which lines of which tiles each of the programs sums that share all lines."""
     lines = lines_of(geo, tile.box, tile.axis, tile.chain)
     by_taps = lines_of_taps(geo, tile.box, tile.axis, tile.NT, tile.chain, lines.length * lines.spread)
-    counts = lines_of_tiles(by_taps, -(-geo.group_out // tile.BK) * -(-geo.group_in // tile.CB), geo.groups)
-    return dealt_out(counts, tile.programs) if tile.programs else cut_alike(counts, tile.splits)
+    return dealt_out(lines_of_tiles(by_taps, tiles_with_taps(geo, tile) // geo.groups, geo.groups), tile.programs)
 
 
 def bias_rows(geo: Geometry, tile: LineTile) -> int:
@@ -405,12 +387,13 @@ def line_weight(geo: Geometry, tile: LineTile, products: int = 1, add: bool = Fa
     what is in the result already.
     """
     lines = lines_of(geo, tile.box, tile.axis, tile.chain)
-    schedule = schedule_of(geo, tile)
-    if add and max(map(len, schedule)) > MOST_SEGMENTS:
-        tile = replace(tile, programs=0)
-        schedule = schedule_of(geo, tile)
-    numbers, segments = as_table(schedule) if tile.programs else ([], 1)
+    schedule = schedule_of(geo, tile) if tile.programs else []
+    if add and max(map(len, schedule), default=0) > MOST_SEGMENTS:
+        tile, schedule = replace(tile, programs=0), []
+    numbers, segments = as_table(schedule) if schedule else ([], 1)
     fill = any(segment.fill for program in schedule for segment in program)
+    tap_tiles = math.prod(-(-geo.kernel[a] // (tile.NT if a == tile.axis else 1)) for a in range(3))
+    programs = len(schedule) or tile.splits * tap_tiles * tiles_with_taps(geo, tile)
     tables: dict[Any, Any] = {}
     pn, b0, b1, b2 = tile.box
     apart = tile.NT > 1 and not tile.shared
@@ -423,8 +406,8 @@ def line_weight(geo: Geometry, tile: LineTile, products: int = 1, add: bool = Fa
         return replace(plain, box=(1, 1, b1 + (tile.NT - 1) * geo.dilation[1], b2, tile.CB))
 
     def leading(dy: Any, x: Any, result: Any, bias: Any = None) -> tuple[Any, ...]:
-        table = constant_tensor(tables, dy.device, lambda: torch.tensor(
-            numbers, dtype=torch.int32, device=dy.device)) if tile.programs else None
+        table = constant_tensor(tables, dy, lambda device: torch.tensor(
+            numbers, dtype=torch.int32, device=device)) if tile.programs else None
         return box_descriptor(dy, tile.box, tile.BK), x_descriptor(x), dy, x, result, bias, table
 
     def launch(dy: Any, x: Any, result: Any, bias: Any = None) -> Launch:
@@ -439,7 +422,10 @@ def line_weight(geo: Geometry, tile: LineTile, products: int = 1, add: bool = Fa
         batch = geo.batch // products
         scalars = (batch, *geo.y, *geo.x, lines.length, lines.spread, *lines.boxes[1:], -(-batch // pn), yn, *y,
                    xn, *xs, r_split, ro, ri, *r, geo.groups * geo.group_out)
-        return Launch((len(schedule),), scalars, constants, tile.warps, 1, leading,
+        return Launch((programs,), scalars, constants, tile.warps, 1, leading,
                       HALF_REGISTERS if tile.together == 2 else None)
 
     return Step(line_weight_kernel, launch)
+
+
+KERNEL = Kernel("lines", frozenset({"weight"}), supports, accepts, tiles, build, LineTile, kind=kind_of, measured=7)

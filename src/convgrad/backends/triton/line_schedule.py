@@ -56,34 +56,38 @@ def boxes_inside(geo: Geometry, box: Box, axis: int, first_tap: int, taps: int) 
     return max(0, -(-high // box[1 + axis]) - low // box[1 + axis])
 
 
+def boxes_of_axis(geo: Geometry, box: Box, a: int, axis: int, taps: int, chain: int) -> list[int]:
+    """Boxes of axis `a` by first tap, where tiles have `taps` of `axis`; `chain`: lines of a chain along it, or 0.
+
+    A tile's lines are a product of one number of each axis and of the boxes of images.
+    """
+    step = taps if a == axis else 1
+    if chain and a == axis:
+        return [chain] * -(-geo.kernel[a] // taps)
+    return [boxes_inside(geo, box, a, tap, step) for tap in range(0, geo.kernel[a], step)]
+
+
 def lines_of_taps(geo: Geometry, box: Box, axis: int, taps: int, chain: bool, length: int) -> list[int]:
     """Lines of the tiles with the same channels, by their first tap in the order of tiles.
 
     `length` counts the lines of one chain, all residues together, or is 1.
     """
-    per_axis = []
-    for a in range(3):
-        step = taps if a == axis else 1
-        per_axis.append([length if chain and a == axis else boxes_inside(geo, box, a, tap, step)
-                         for tap in range(0, geo.kernel[a], step)])
+    first, second, third = (boxes_of_axis(geo, box, a, axis, taps, length if chain else 0) for a in range(3))
     images = -(-geo.batch // box[0])
-    return [images * b0 * b1 * b2 for b0 in per_axis[0] for b1 in per_axis[1] for b2 in per_axis[2]]
+    return [images * b0 * b1 * b2 for b0 in first for b1 in second for b2 in third]
+
+
+def count_lines(geo: Geometry, box: Box, axis: int, taps: int, chain: bool, length: int) -> tuple[int, int, int]:
+    """How many numbers `lines_of_taps` gives, their sum and the largest."""
+    first, second, third = (boxes_of_axis(geo, box, a, axis, taps, length if chain else 0) for a in range(3))
+    images = -(-geo.batch // box[0])
+    return (len(first) * len(second) * len(third), images * sum(first) * sum(second) * sum(third),
+            images * max(first) * max(second) * max(third))
 
 
 def lines_of_tiles(by_taps: Sequence[int], channel_tiles: int, groups: int) -> list[int]:
     """Lines of all tiles: channels fastest, then taps, then groups."""
     return [lines for lines in by_taps for _ in range(channel_tiles)] * groups
-
-
-def cut_alike(lines: Sequence[int], parts: int) -> list[list[Segment]]:
-    """Every tile in `parts` runs; programs of the same part are next to each other and find its lines in the cache."""
-    found = []
-    for part in range(parts):
-        for tile, count in enumerate(lines):
-            run = -(-count // parts)
-            begin = min(part * run, count)
-            found.append([Segment(tile, part, begin, min(begin + run, count), 0)])
-    return found
 
 
 def dealt_out(lines: Sequence[int], programs: int) -> list[list[Segment]]:
@@ -124,3 +128,10 @@ def shares(tiles: int, total_lines: int, programs: int) -> tuple[int, int]:
     """About how many lines and segments a program has when the lines are dealt out."""
     share = -(-total_lines // programs)
     return share, 1 + math.ceil(share * tiles / max(1, total_lines))
+
+
+def split_counts(tiles: int, lines: int, slots: int, most: int) -> list[int]:
+    """Numbers of runs that fill whole waves of programs."""
+    limit = max(1, min(most, lines // 4))
+    found = {1, *(waves * slots // tiles for waves in range(1, 9))}
+    return sorted([count for count in found if 1 <= count <= limit])

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...problem import Problem
-from .box_line_plans import up8
 from .geometry import Geometry, Three
+from .padding import up8
 
 FEWEST_IMAGES = 5  # of 8 that a line has side by side
 

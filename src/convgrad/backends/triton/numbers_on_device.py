@@ -37,6 +37,11 @@ def rounding(problem: Problem) -> str:
     return ROUNDS.get((problem.dtype, problem.compute), "")
 
 
+def sixteen_bits(problem: Problem) -> bool:
+    """Whether tensor cores multiply the operands as they are stored: bfloat16 or float16, not rounded further."""
+    return problem.dtype in ("bfloat16", "float16") and rounding(problem) == ""
+
+
 def arithmetic(problem: Problem) -> dict[str, Any]:
     """ROUND, PRECISION and ACC of a problem."""
     rounded = rounding(problem)
@@ -52,8 +57,8 @@ def table_for(problem: Problem, like: Any) -> Any:
     """Decoding table of an 8-bit format on the tensor's device (any tensor where none is needed)."""
     if problem.dtype != "hifloat8":
         return like
-    return constant_tensor(_tables, like.device, lambda: torch.from_numpy(
-        np.asarray(hifloat8_tables()[0], dtype=np.float32)).to(like.device).to(torch.bfloat16))
+    return constant_tensor(_tables, like, lambda device: torch.from_numpy(
+        np.asarray(hifloat8_tables()[0], dtype=np.float32)).to(device).to(torch.bfloat16))
 
 
 def on_tensors(problem: Problem, run: Run) -> Run:

@@ -8,9 +8,10 @@ for the fault and says when it is gone.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable
-from threading import Lock
+from collections.abc import Callable, Iterator
+from threading import Lock, local
 from typing import Any
 
 from triton import knobs
@@ -53,12 +54,29 @@ class Pipeline:
     def hook(self, backend: Any, stages: dict[str, Any], options: Any, language: Any, capability: Any) -> None:
         if self.before is not None:
             self.before(backend, stages, options, language, capability)
+        if getattr(asking, "whether_compiled", False):
+            raise NotCompiled
         make = stages.get("ptx")
         if make is not None:
             stages["ptx"] = lambda source, metadata: taken_apart(make(source, metadata))
 
 
 pipeline = Pipeline()
+asking = local()  # of this thread: .whether_compiled
+
+
+class NotCompiled(Exception):
+    """A kernel is in no cache, and this thread did not want to compile it."""
+
+
+@contextlib.contextmanager
+def only_from_caches() -> Iterator[None]:
+    """Raise NotCompiled where a kernel would have to be compiled."""
+    asking.whether_compiled = True
+    try:
+        yield
+    finally:
+        asking.whether_compiled = False
 
 
 def compiled_without(kernel: Any, warm_up: Callable[[], Any]) -> Any:

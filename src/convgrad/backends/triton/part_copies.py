@@ -5,11 +5,29 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ...problem import Problem
 from .geometry import needs_wide, strides_of, three
 from .launch import Launch, Step, power_of_two
 from .parts import split_kernel
 
 PART_BYTES = 2
+# Products of parts, highest first: high*high, high*middle, middle*high, middle*middle, then high*low and low*high.
+# A middle part is at most 2^-8 of a number, a low one 2^-17: so three products leave out up to 2^-16 (middle*middle)
+# and 2 * 2^-17, four the latter, in units of 2^-24 of a product's magnitude. All six leave out nothing that counts.
+LEFT_OUT = {3: 512, 4: 256}
+FEW_PRODUCTS = 3
+OTHER_ERRORS = 40  # units left for the sums themselves
+
+
+def products_needed(problem: Problem) -> int:
+    """How many products of parts keep the error bound of a problem, whatever its numbers."""
+    # NOTE: of f(L) only the part that grows: the rest is for the roundings of the sums.
+    allowed = 8 + 2 * math.sqrt(problem.conv.reduction_length(problem.wrt)) - OTHER_ERRORS
+    return next((products for products, left_out in LEFT_OUT.items() if left_out <= allowed), 6)
+
+
+def parts_of(products: int) -> int:
+    return 3 if products == 6 else 2
 
 
 def with_axis(extents: tuple[int, int, int], axis: int, value: int) -> tuple[int, int, int]:

@@ -13,55 +13,29 @@ from typing import Any
 
 import torch
 
-from ...numbers import sum_error_factor
 from ...problem import Problem
-from .geometry import Geometry, Three
-from .launch import INTERPRETED, Step
-from .line_plans import LAUNCH_SECONDS, MEMORY_BYTES, LineTile, choose_lines, line_weight
+from .geometry import Geometry, Three, outer_axis
+from .gpu import Gpu
+from .kernel import Kernel, Prepared, Query
+from .launch import Step
+from .line_plans import MOST_TAPS, choose_lines, line_weight
+from .line_tiles import LineTile
 from .numbers_on_device import rounding, scratch
-from .part_copies import PART_BYTES, split_step, with_axis
-from .tiles import workspace_limit
+from .part_copies import PART_BYTES, parts_of, products_needed, split_step, with_axis
+from .pointer_plans import seconds as pointer_seconds
+from .split_k import add_step
 
-# Products of parts, highest first: high*high, high*middle, middle*high, middle*middle, then high*low and low*high.
-# A middle part is at most 2^-8 of a number, a low one 2^-17: so three products leave out up to 2^-16 (middle*middle)
-# and 2 * 2^-17, four the latter, in units of 2^-24 of a product's magnitude. All six leave out nothing that counts.
-LEFT_OUT = {3: 512, 4: 256}
-FEW_PRODUCTS = 3
-OTHER_ERRORS = 40  # units left for the sums themselves
-POINTER_FLOPS = 25e12  # of weight.py with float32, a second (measured on an H200)
-FEW_CHANNELS = 3  # how much slower it is with few channels or groups
+MOST_CHUNKS = 1024  # of a problem, so that planning takes milliseconds
 
 
-def parts_fit(problem: Problem, geo: Geometry) -> bool:
-    """Whether a float32 problem can be summed on parts: float32 products asked for, and channels for tensor cores."""
-    return (not INTERPRETED and problem.dtype == "float32" and problem.out_dtype == "float32"
-            and rounding(problem) == "" and geo.group_in % 8 == 0 and geo.group_out % 8 == 0
-            and min(geo.group_in, geo.group_out) >= (16 if geo.groups == 1 else 32))
-
-
-def products_needed(problem: Problem) -> int:
-    """How many products of parts keep the error bound of a problem, whatever its numbers."""
-    allowed = sum_error_factor(problem.conv.reduction_length(problem.wrt)) - OTHER_ERRORS
-    return next((products for products, left_out in LEFT_OUT.items() if left_out <= allowed), 6)
-
-
-def parts_of(products: int) -> int:
-    return 3 if products == 6 else 2
-
-
-def flops_of(geo: Geometry) -> float:
-    return 2.0 * geo.groups * geo.group_out * geo.group_in * geo.taps * geo.pixels
-
-
-def pointer_seconds(geo: Geometry) -> float:
-    """Expected of the kernel that reads by pointers."""
-    narrow = geo.groups > 1 or min(geo.group_in, geo.group_out) < 16
-    return flops_of(geo) / POINTER_FLOPS * (FEW_CHANNELS if narrow else 1)
-
-
-def outer_axis(extents: tuple[int, int, int]) -> int:
-    """The axis that is cut into rows: the first of many rows, for chunks share the rows at their border."""
-    return max(range(3), key=lambda axis: (min(extents[axis], 64), -axis))
+def supports(problem: Problem, geo: Geometry) -> str | None:
+    """Float32 products asked for, and channels for tensor cores."""
+    if problem.dtype != "float32" or problem.out_dtype != "float32" or rounding(problem) != "":
+        return "float32 only"
+    least = 16 if geo.groups == 1 else 32
+    if geo.group_in % 8 or geo.group_out % 8 or min(geo.group_in, geo.group_out) < least:
+        return f"at least {least} channels on both sides, multiples of 8"
+    return f"at most {MOST_TAPS} taps" if geo.taps > MOST_TAPS else None
 
 
 def seen(parts: Any, block: tuple[int, int, int], channels: int) -> Any:
@@ -75,6 +49,7 @@ class PartPlan:
 
     problem: Problem
     geo: Geometry
+    gpu: Gpu
     tile: LineTile
     products: int
     images: int  # of a chunk
@@ -124,7 +99,8 @@ class PartPlan:
         """Estimated: each chunk is split and multiplied; parts are written and read, operands read."""
         moved = self.chunks * PART_BYTES * sum(self.part_elements())
         operands = moved * 4 / (PART_BYTES * parts_of(self.products))
-        return self.chunks * (2 * LAUNCH_SECONDS + self.tile.seconds) + (operands + moved) / MEMORY_BYTES
+        return self.chunks * (2 * self.gpu.launch_s + self.tile.seconds) + (
+            operands + moved) / self.gpu.memory_bytes_per_s
 
     def places(self) -> Iterator[tuple[int, int]]:
         """First image and first row of dy of each chunk."""
@@ -134,12 +110,7 @@ class PartPlan:
 
     def runner(self, add_parts: Step) -> Callable[[Any, Any, Any, Any], None]:
         """run(dy, x, dw, workspace); `add_parts(partial, dw)` adds the partial sums."""
-        geo, axis, count = self.chunk_geometry, self.axis, parts_of(self.products)
-        y_steps, x_steps = {}, {}
-        for _, row in self.places():
-            y_steps[row] = split_step(count, self.padded, geo.y, axis, row)
-            first = 0 if self.whole else row * geo.stride[axis] - self.geo.pad[axis]
-            x_steps[row] = split_step(count, self.padded, geo.x, axis, first)
+        geo, outer, count = self.chunk_geometry, self.axis, parts_of(self.products)
         multiply = [line_weight(replace(geo, batch=self.padded * self.products), self.tile, self.products, add)
                     for add in (False, True)]
         y_size, x_size = self.part_elements()
@@ -156,8 +127,9 @@ class PartPlan:
             partial = memory[y_floats + x_floats:].view(shape) if self.tile.splits > 1 else dw
             target = partial.permute(0, 1, 5, 2, 3, 4) if self.tile.splits > 1 else dw
             for number, (image, row) in enumerate(self.places()):
-                y_steps[row](dy[image:image + self.images], y_parts)
-                x_steps[row](x[image:image + self.images], x_parts)
+                first = 0 if self.whole else row * geo.stride[outer] - self.geo.pad[outer]
+                split_step(count, self.padded, geo.y, outer, row)(dy[image:image + self.images], y_parts)
+                split_step(count, self.padded, geo.x, outer, first)(x[image:image + self.images], x_parts)
                 multiply[number > 0](seen(y_parts, geo.y, dy.shape[1]), seen(x_parts, geo.x, x.shape[1]), target)
             if self.tile.splits > 1:
                 add_parts(partial, dw)
@@ -165,21 +137,30 @@ class PartPlan:
         return run
 
 
-def for_weight(problem: Problem, geo: Geometry, max_workspace: int | None) -> PartPlan | None:
-    """The plan whose chunks fit the workspace; None where parts do not fit the problem or no row fits."""
-    if not parts_fit(problem, geo):
-        return None
-    limit, products, steps = workspace_limit(geo, max_workspace), products_needed(problem), (1, 1, 1)
+def tiles(query: Query) -> Iterator[PartPlan]:
+    """The plans whose chunks fit the workspace, where the pointer kernel is expected to be slower."""
+    problem, geo, steps = query.problem, query.geo, (1, 1, 1)
     if geo.taps == 1 and not any(geo.pad) and all(
             (y - 1) * stride < x for x, y, stride in zip(geo.x, geo.y, geo.stride)):  # most of x may not be read
         geo, steps = replace(geo, x=geo.y, stride=(1, 1, 1)), geo.stride
-    found = [plan for share in (0.25, 0.5) if (plan := in_chunks(problem, geo, products, limit, share)) is not None]
-    best = min((replace(plan, steps=steps) for plan in found), key=lambda plan: plan.seconds, default=None)
-    return best if best is not None and best.seconds < pointer_seconds(geo) else None
+    for share in (0.25, 0.5):
+        plan = in_chunks(query, geo, products_needed(problem), share)
+        if plan is not None and plan.seconds < pointer_seconds(query):
+            yield replace(plan, steps=steps)
 
 
-def in_chunks(problem: Problem, geo: Geometry, products: int, limit: int, for_sums: float) -> PartPlan | None:
+def build(query: Query, plan: PartPlan) -> Prepared:
+    tile, sums = plan.tile, plan.runner(add_step(plan.geo, plan.tile.splits))
+    note = (f"{plan.chunks} chunks of {plan.images} images x {plan.rows} rows, {plan.products} products of 16-bit "
+            f"parts; {tile}")
+    return Prepared(f"parts{plan.products}_f32_{tile.BK}x{tile.NT}x{tile.CB}_split{tile.splits}", note,
+                    plan.workspace_bytes,
+                    lambda operands, results, workspace: sums(operands[0], operands[1], results[0], workspace))
+
+
+def in_chunks(query: Query, geo: Geometry, products: int, for_sums: float) -> PartPlan | None:
     """The largest chunks beside partial sums that may take a given share of the workspace."""
+    problem, limit, gpu = query.problem, query.limit, query.gpu
     image_bytes = PART_BYTES * parts_of(products) * geo.groups * (
         geo.group_out * math.prod(geo.y) + geo.group_in * math.prod(geo.x))
     room = limit - int(limit * for_sums)
@@ -190,9 +171,11 @@ def in_chunks(problem: Problem, geo: Geometry, products: int, limit: int, for_su
     while images * rows >= 1:
         images = -(-geo.batch // -(-geo.batch // images))  # chunks of about the same size
         rows = -(-extent // -(-extent // rows))
-        plan = PartPlan(problem, geo, NO_TILE, products, images, images, rows)
+        plan = PartPlan(problem, geo, gpu, NO_TILE, products, images, images, rows)
+        if plan.chunks > MOST_CHUNKS:
+            return None
         used = PART_BYTES * sum(plan.part_elements())
-        tile = choose_lines(replace(plan.chunk_geometry, batch=images * products), max(0, limit - used))
+        tile = choose_lines(replace(plan.chunk_geometry, batch=images * products), max(0, limit - used), gpu)
         if tile is None:
             return None
         plan = replace(plan, tile=tile, padded=-(-images // tile.box[0]) * tile.box[0])
@@ -206,3 +189,4 @@ def in_chunks(problem: Problem, geo: Geometry, products: int, limit: int, for_su
 
 
 NO_TILE = LineTile((1, 1, 1, 1), 64, 16, 1, 2, False, 1, 1, 4, 1, 1, 0.0)
+KERNEL = Kernel("parts", frozenset({"weight"}), supports, lambda query: None, tiles, build)

@@ -7,13 +7,11 @@ Its positions are neighbours in memory and stay so: results are products of such
 import triton
 import triton.language as tl
 
-from .elements import settled
-
 
 @triton.jit
 def point_gather_kernel(source, weight, result, run, s_n, s_c, w_red, w_col, r_n, r_c, S_ALIGN: tl.constexpr,
                         R_ALIGN: tl.constexpr, RUN_ALIGN: tl.constexpr, RED: tl.constexpr, COL: tl.constexpr,
-                        SETTLE: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, CB: tl.constexpr):
+                        BN: tl.constexpr, BP: tl.constexpr, CB: tl.constexpr):
     """BN channels of the result at BP positions: the output, or the input gradient."""
     run = run * RUN_ALIGN
     column_tiles: tl.constexpr = (COL + BN - 1) // BN
@@ -33,8 +31,6 @@ def point_gather_kernel(source, weight, result, run, s_n, s_c, w_red, w_col, r_n
         b = tl.load(source + c.to(tl.int64)[:, None] * (s_c * S_ALIGN) + p[None, :],
                     mask=(c < RED)[:, None] & (p < run)[None, :], other=0.0)
         acc = tl.dot(a, b, acc)
-        if SETTLE:
-            acc = settled(acc)
     tl.store(result + column.to(tl.int64)[:, None] * (r_c * R_ALIGN) + p[None, :], acc.to(result.dtype.element_ty),
              mask=(column < COL)[:, None] & (p < run)[None, :])
 
@@ -42,7 +38,7 @@ def point_gather_kernel(source, weight, result, run, s_n, s_c, w_red, w_col, r_n
 @triton.jit
 def point_weight_kernel(dy, x, result, run, run_tiles, steps, steps_each, y_n, y_c, x_n, x_c, r_split, r_o, r_i,
                         Y_ALIGN: tl.constexpr, X_ALIGN: tl.constexpr, RUN_ALIGN: tl.constexpr, KG: tl.constexpr,
-                        CG: tl.constexpr, SETTLE: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr):
+                        CG: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr):
     """The sums of BK x BC channels over a run of steps; a step is BP positions of one image."""
     run = run * RUN_ALIGN
     c_tiles: tl.constexpr = (CG + BC - 1) // BC
@@ -62,7 +58,5 @@ def point_weight_kernel(dy, x, result, run, run_tiles, steps, steps_each, y_n, y
         b = tl.load(x + n * (x_n * X_ALIGN) + c.to(tl.int64)[:, None] * (x_c * X_ALIGN) + p[None, :],
                     mask=(c < CG)[:, None] & (p < run)[None, :], other=0.0)
         acc = tl.dot(a, tl.trans(b), acc)
-        if SETTLE:
-            acc = settled(acc)
     tl.store(result + split.to(tl.int64) * r_split + k.to(tl.int64)[:, None] * r_o + c[None, :] * r_i,
              acc.to(result.dtype.element_ty), mask=(k < KG)[:, None] & (c < CG)[None, :])

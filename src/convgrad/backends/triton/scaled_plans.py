@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,14 +11,14 @@ import torch
 from ...problem import Plan, Problem
 from ...scaled import ALIGNMENT, Three, factor, scaled_plan, scales_of
 from .flat import flattened
-from .geometry import geometry, needs_wide
+from .geometry import needs_wide
+from .kernel import Prepared, Query, choose
 from .launch import Launch, Step
 from .numbers_on_device import TORCH_DTYPES, on_tensors
-from .plans import make_plan
+from .plans import lie_of, make_plan
+from .registry import query_of
 from .replay import Run, recorded
 from .scaling import scale_kernel
-from .tuning import tuned
-from .ways import Way, by_box_lines, gather_ways
 
 ELEMENTS = 2048  # of a program
 Kinds = tuple[bool, bool]  # whether there are a second operand's and the result's own scale
@@ -26,44 +27,41 @@ Kinds = tuple[bool, bool]  # whether there are a second operand's and the result
 def make_scaled_plan(problem: Problem, max_workspace: int | None) -> Plan:
     """The plan of a scaled problem."""
     composed = scaled_plan(problem, make_plan, TritonSums(problem), max_workspace)
-    way = multiplying_way(problem, max_workspace)
-    if way is None:
+    query = query_of(problem.with_(scaled=False), max_workspace)
+    first = multiplying(query)
+    if first is None:
         return composed
     scales = scales_of(problem, problem.wrt)
-    runs: dict[Kinds, Run] = {}
-    taken: dict[Any, bool] = {}
+    known: dict[Any, Prepared | None] = {}
+    runs: dict[Any, Run] = {}
 
     def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any = None) -> None:
-        tensors = (operands[0], operands[1], results[0])
-        lies = tuple([(tensor.stride(), tensor.data_ptr() & 15) for tensor in tensors])
-        if lies not in taken:
-            taken[lies] = way.takes(tensors[:2], tensors[2])
-        if not taken[lies]:
+        lies = lie_of(operands[:2], results)
+        if lies not in known:
+            known[lies] = multiplying(replace(query, operands=operands[:2], results=results))
+        prepared = known[lies]
+        if prepared is None or (workspace is not None and prepared.workspace_bytes > first.workspace_bytes):
             composed.run(operands, results, workspace)
             return
         factors, kinds = factors_on(scales(operands), results[0].device)
-        if kinds not in runs:
-            runs[kinds] = recorded(lambda operands, results, workspace: way.run(
-                (*operands[:2], *in_places(operands[2:], kinds)), results[0], workspace))
-        runs[kinds]((*operands[:2], *factors), results, workspace)
+        if (lies, kinds) not in runs:
+            runs[lies, kinds] = recorded(lambda operands, results, workspace: prepared.run(
+                (*operands[:2], *in_places(operands[2:], kinds)), results, workspace), str(problem))
+        runs[lies, kinds]((*operands[:2], *factors), results, workspace)
 
-    return Plan(problem, "triton", way.name, run, max(way.workspace_bytes, composed.workspace_bytes),
-                (f"tile: {way.note}", "scales: sums times their factor and rounded once where they are stored",
+    return Plan(problem, "triton", first.name, run, max(first.workspace_bytes, composed.workspace_bytes),
+                (f"tile: {first.note}", "scales: sums times their factor and rounded once where they are stored",
                  *(f"where tensors do not lie as that needs: {note}" for note in composed.notes[-1:])))
 
 
-def multiplying_way(problem: Problem, max_workspace: int | None) -> Way | None:
-    """Box lines for a scaled problem, where they are the way to its sums."""
-    plain = problem.with_(scaled=False)
+def multiplying(query: Query) -> Prepared | None:
+    """The kernel for a scaled problem's sums, where it multiplies by scales itself."""
+    problem = query.problem
     if problem.wrt not in ("output", "input") or problem.out_dtype in ("float64", "hifloat8") or 0 in (
-            *problem.conv.output_shape, *problem.conv.input_shape) or flattened(plain) is not None:
+            *problem.conv.output_shape, *problem.conv.input_shape) or flattened(problem) is not None:
         return None
-    geo, (choice, _) = geometry(problem.conv), tuned(plain)
-    if choice is None:
-        ways = gather_ways(plain, geo, max_workspace, None)
-        if not ways or not ways[0].name.startswith("box_lines"):
-            return None
-    return by_box_lines(plain, geo, max_workspace, choice)
+    choice = choose(query)
+    return choice.prepared if choice is not None and choice.prepared.scales else None
 
 
 class TritonSums:
@@ -91,7 +89,7 @@ class TritonSums:
         key = (result.shape, kinds)  # a recording is for one shape, and the last images may be fewer
         if key not in self.runs:
             self.runs[key] = recorded(on_tensors(self.problem, lambda operands, results, workspace: scale(
-                operands[0], results[0], *in_places(operands[1:], kinds))))
+                operands[0], results[0], *in_places(operands[1:], kinds))), f"{self.problem} scaled")
         self.runs[key]((sums, *factors), (result,), None)
 
 

@@ -10,28 +10,23 @@ from typing import Any, NamedTuple
 
 import triton.experimental.gluon.language as gl
 
-from ...problem import DTYPES, Plan, Problem
-from . import band_plans, band_tiles, strips
-from .depthwise_plans import channels_last
+from ...problem import Problem
+from .box_plans import accepts
 from .descriptors import BoxDescriptor
-from .geometry import Geometry, strides_of, turned
-from .launch import INTERPRETED, Launch, Step
-from .numbers_on_device import on_tensors, rounding
+from .geometry import Geometry, strides_of
+from .gpu import Gpu
+from .kernel import Kernel, Prepared, Query
+from .launch import Launch, Step
+from .numbers_on_device import sixteen_bits
 from .slide_boxes import slide_box_kernel, slot_columns
 from .slide_plans import Sums
-from .strips import choose_strip
-from .tiles import MULTIPROCESSORS, SHARED_BYTES, WORKSPACE_FLOOR
-from .tuning import Choice, fields_of, left_out
 
-REGISTERS = 65536  # of a multiprocessor
 MOST_REGISTERS = 215  # of a thread, as they are counted here
 STAGE_BYTES = 66 * 1024  # of shared memory: three programs a multiprocessor
 MOST_COLUMNS = 34
 LONGEST_BODY = 2000  # products in the body of a loop
 LEAST_WARPS = 2.0  # of a scheduler that hide each other's waits
-CLOCK = 1.5e9  # as if: what waiting leaves of it
-MEMORY_BYTES = 3.5e12
-LAUNCH_SECONDS = 5e-6
+CLOCK_SHARE = 0.81  # what waiting leaves of the clock
 
 
 @dataclass(frozen=True)
@@ -57,12 +52,12 @@ class BoxStrip:
                 f"{self.STAGES} x {self.ROWS} rows under way, {self.splits} runs")
 
 
-def fits(problem: Problem, geo: Geometry) -> bool:
-    """Whether the strips compute what is asked for: 16-bit operands in channels last, no dilation."""
-    return (not INTERPRETED and not left_out("slide_box_") and channels_last(problem)
-            and problem.dtype in ("bfloat16", "float16") and rounding(problem) == ""
-            and problem.wrt in ("weight", "weight+bias") and geo.stride[0] == max(geo.dilation) == 1
-            and geo.groups % 8 == 0)
+def supports(problem: Problem, geo: Geometry) -> str | None:
+    """16-bit operands in channels last, no dilation."""
+    if not sixteen_bits(problem) or not problem.layout.endswith("C") or geo.groups % 8:
+        return "16-bit operands with channels last and multiples of 8 channels only"
+    fits = geo.stride[0] == max(geo.dilation) == 1
+    return None if fits else "no dilation, and no stride on the first of three axes"
 
 
 def rows_of(geo: Geometry, bias: bool) -> int:
@@ -102,8 +97,9 @@ def box_of(tensor: Any, planes: int, rows: int, columns: int, strip: BoxStrip) -
                          gl.NVMMASharedLayout(2 * strip.BC, 16, rank=5), box=(planes, rows, columns, strip.S, strip.BC))
 
 
-def weight_plan(problem: Problem, geo: Geometry, strip: BoxStrip) -> Plan:
+def build(query: Query, strip: BoxStrip) -> Prepared:
     """The weight gradient, alone or with the bias gradient."""
+    problem, geo = query.problem, query.geo
     bias = "bias" in problem.results
     walk = walk_of(geo, strip, bias)
     channel_tiles = -(-geo.groups // strip.BC)
@@ -131,8 +127,7 @@ def weight_plan(problem: Problem, geo: Geometry, strip: BoxStrip) -> Plan:
         step(*operands, partial)
         sums.add(partial, results)
 
-    return Plan(problem, "triton", f"slide_box_{DTYPES[problem.dtype][0]}_{strip.U}x{strip.V}_split{walk.splits}",
-                on_tensors(problem, run), sums.bytes, (f"tile: {strip}",))
+    return Prepared(f"slide_box_{query.short}_{strip.U}x{strip.V}_split{walk.splits}", str(strip), sums.bytes, run)
 
 
 def slot_bytes(geo: Geometry, strip: BoxStrip) -> int:
@@ -150,13 +145,13 @@ def registers(geo: Geometry, strip: BoxStrip) -> float:
     return strip.V * (geo.taps + (reach - 1) * strip.U + 0.7 * (strip.U + width)) + 25
 
 
-def resident(geo: Geometry, strip: BoxStrip) -> int:
+def resident(geo: Geometry, strip: BoxStrip, gpu: Gpu) -> int:
     """Programs of a multiprocessor at the same time."""
-    return int(min(REGISTERS // (registers(geo, strip) * 32 * strip.warps),
-                   SHARED_BYTES // (strip.STAGES * slot_bytes(geo, strip) + 1024), 64 // strip.warps))
+    return int(min(gpu.registers // (registers(geo, strip) * 32 * strip.warps),
+                   gpu.program_bytes // (strip.STAGES * slot_bytes(geo, strip) + 1024), 64 // strip.warps))
 
 
-def estimate(geo: Geometry, strip: BoxStrip, bias: bool) -> float:
+def estimate(geo: Geometry, strip: BoxStrip, bias: bool, gpu: Gpu) -> float:
     """Seconds: instructions of all warps, or what comes from memory."""
     walk = walk_of(geo, strip, bias)
     reach = -(-geo.kernel[1] // geo.stride[1])
@@ -166,20 +161,19 @@ def estimate(geo: Geometry, strip: BoxStrip, bias: bool) -> float:
     cycles = strip.ROWS * (geo.taps * strip.U * strip.V + 20) + 1.4 * columns * max(strip.V, 1.5) + moves + 70
     tiles = -(-geo.groups // strip.BC)
     programs = tiles * walk.splits
-    waves = -(-programs // (MULTIPROCESSORS * resident(geo, strip)))
+    waves = -(-programs // (gpu.multiprocessors * resident(geo, strip, gpu)))
     before = 0 if walk.run % walk.stages == 0 else (reach - 2 + strip.ROWS) // strip.ROWS
-    busy = waves * resident(geo, strip) * strip.warps / 4  # warps of a scheduler, one after the other
-    issue = (walk.run + before) * cycles * max(busy, waves * LEAST_WARPS) / CLOCK
+    busy = waves * resident(geo, strip, gpu) * strip.warps / 4  # warps of a scheduler, one after the other
+    issue = (walk.run + before) * cycles * max(busy, waves * LEAST_WARPS) / (CLOCK_SHARE * gpu.clock_hz)
     elements = geo.batch * geo.groups * (math.prod(geo.x) + math.prod(geo.y))
-    return math.hypot(issue, 2 * elements / MEMORY_BYTES) + 2 * LAUNCH_SECONDS
+    return math.hypot(issue, 2 * elements / gpu.memory_bytes_per_s) + 2 * gpu.launch_s
 
 
-def options(geo: Geometry, max_workspace: int | None, bias: bool) -> Iterator[BoxStrip]:
-    """Strips whose registers and stages fit, with runs that fill the chip."""
+def tiles(query: Query) -> Iterator[BoxStrip]:
+    """Strips whose registers and stages fit, with runs that fill the card."""
+    geo, gpu, bias = query.geo, query.gpu, "bias" in query.problem.results
     reach = -(-geo.kernel[1] // geo.stride[1])
     size = 4 * geo.groups * (geo.taps + bias)
-    limit = max(WORKSPACE_FLOOR, 2 * size)
-    limit = limit if max_workspace is None else min(max_workspace, limit)
     widths = {-(-geo.y[2] // -(-geo.y[2] // columns)) for columns in range(1, MOST_COLUMNS + 1)}
     for columns, rows, (v, channels) in product(sorted(widths), {1, 2, 3}, ((2, 64), (2, 32), (1, 32))):
         if (columns < 4 and columns < geo.y[2]) or (rows > 1 and rows > rows_of(geo, bias)) \
@@ -189,38 +183,12 @@ def options(geo: Geometry, max_workspace: int | None, bias: bool) -> Iterator[Bo
         for unroll in {1, whole if whole * rows * geo.taps * columns * v <= LONGEST_BODY else 1}:
             strip = BoxStrip(columns, v, channels, rows, unroll, 2, 1)
             strip = replace(strip, STAGES=max(2, min(4, STAGE_BYTES // slot_bytes(geo, strip))))
-            if geo.batch < strip.S or registers(geo, strip) > MOST_REGISTERS or resident(geo, strip) < 2:
+            if geo.batch < strip.S or registers(geo, strip) > MOST_REGISTERS or resident(geo, strip, gpu) < 2:
                 continue
-            runs = resident(geo, strip) * MULTIPROCESSORS // -(-geo.groups // channels)
-            yield replace(strip, splits=max(1, min(runs, limit // size)))
+            runs = resident(geo, strip, gpu) * gpu.multiprocessors // -(-geo.groups // channels)
+            yield replace(strip, splits=max(1, min(runs, query.limit // size)))
 
 
-def worth_measuring(problem: Problem, geo: Geometry, count: int = 6) -> list[BoxStrip]:
-    """The best strips of different shapes."""
-    if not fits(problem, geo):
-        return []
-    bias = "bias" in problem.results
-    return sorted(options(geo, None, bias), key=lambda strip: estimate(geo, strip, bias))[:count]
-
-
-def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan | None:
-    """The plan by boxed strips; None where they do not fit or are not chosen."""
-    if not fits(problem, geo) or (choice is not None and choice["kernel"] != "slide_box"):
-        return None
-    strip = BoxStrip(**fields_of(choice)) if choice is not None else \
-        faster_than_others(problem, geo, max_workspace, "bias" in problem.results)
-    return None if strip is None else weight_plan(problem, geo, strip)
-
-
-def faster_than_others(problem: Problem, geo: Geometry, max_workspace: int | None, bias: bool) -> BoxStrip | None:
-    """The best boxed strip where the models expect it to be faster than strips and bands."""
-    found = min(((estimate(geo, strip, bias), place, strip) for place, strip in
-                 enumerate(options(geo, max_workspace, bias))), default=None)
-    if found is None:
-        return None
-    others = [band.seconds for band in band_tiles.options("weight", geo, max_workspace, bias)] \
-        if band_plans.fits(problem, geo) else []
-    other = choose_strip("weight", geo, max_workspace, bias)
-    if other is not None:
-        others.append(1e-3 * strips.estimate("weight", turned(geo) if other.turn else geo, other))
-    return found[2] if found[0] < min(others, default=math.inf) else None
+KERNEL = Kernel("slide_box", frozenset({"weight", "weight+bias"}), supports, accepts, tiles, build, BoxStrip,
+                lambda query, strip: estimate(query.geo, strip, "bias" in query.problem.results, query.gpu),
+                depthwise=True)

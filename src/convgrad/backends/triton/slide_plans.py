@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
-from ...problem import DTYPES, Plan, Problem, Unsupported
-from .depthwise_plans import channels_last, tap_major
+from ...problem import Problem
+from .depthwise_plans import tap_major
 from .geometry import Geometry, strides_of, turned
-from .launch import INTERPRETED, Launch, Step, aligned_strides
-from .numbers_on_device import on_tensors, rounding, scratch
+from .kernel import Kernel, Prepared, Query
+from .launch import Launch, Step, aligned_strides
+from .numbers_on_device import rounding, scratch
 from .part_sums import reduce_taps_kernel
 from .slide import slide_input_kernel, tall_input_kernel
 from .slide_weight import slide_both_kernel, slide_weight_kernel
-from .strips import SHARED, Strip, bias_rides, choose_strip, estimate, planes_apart, ranked
+from .strips import SHARED, Strip, all_strips, planes_apart, seconds_of
 from .tiles import reduce_tile
-from .tuning import Choice, fields_of
 
-MOST_MEASURED = 8  # strips that tuning measures for a problem, without and with shared memory
+TALL_SHARE = 0.035  # of the tensor cores' speed that one multiplication after the other reaches
 
 
 class Sums:
@@ -61,9 +61,10 @@ def oriented(geo: Geometry, strip: Strip) -> tuple[Geometry, Callable[[Any], tup
     return turned(geo), steps
 
 
-def input_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
+def input_plan(query: Query, strip: Strip) -> Prepared:
     """The input gradient."""
-    geo, steps_in = oriented(geo, strip)
+    problem = query.problem
+    geo, steps_in = oriented(query.geo, strip)
     pad, stride, dilation, taps = geo.pad[1], geo.stride[1], geo.dilation[1], geo.kernel[1]
     first = pad // stride if dilation == 1 else pad
     rows = -(-geo.x[1] // dilation) if dilation > 1 else geo.x[1] + pad - stride * first
@@ -107,13 +108,14 @@ def input_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
             lay_out(operands[1], taps, dy)
         step(dy, taps, results[0])
 
-    return Plan(problem, "triton", f"slide_input_{DTYPES[problem.dtype][0]}_{strip.U}x{strip.V}",
-                on_tensors(problem, run), 0 if strip.HELD else 4 * geo.taps * geo.groups, (f"tile: {strip}",))
+    return Prepared(f"slide_input_{query.short}_{strip.U}x{strip.V}", str(strip),
+                    0 if strip.HELD else 4 * geo.taps * geo.groups, run)
 
 
-def weight_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
+def weight_plan(query: Query, strip: Strip) -> Prepared:
     """The weight gradient, alone or with the bias gradient."""
-    geo, steps_in = oriented(geo, strip)
+    problem = query.problem
+    geo, steps_in = oriented(query.geo, strip)
     bias = "bias" in problem.results
     pad, stride, dilation, taps = geo.pad[1], geo.stride[1], geo.dilation[1], geo.kernel[1]
     lines = min(strip.LINES, taps) if strip.LINES else taps
@@ -126,6 +128,8 @@ def weight_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
         if dilation == 1:
             last = min(last, -(-(geo.x[1] + low) // stride))
         steps_all = max(steps_all, last - first, geo.y[1] - first if bias else 0)
+        if low < 0:  # further lines meet no more rows
+            break
     steps = -(-steps_all // strip.segments)
     segments = -(-steps_all // steps)
     turns = -(-steps // strip.UNROLL)
@@ -158,13 +162,13 @@ def weight_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
         step(*operands, partial)
         sums.add(partial, results)
 
-    return Plan(problem, "triton", f"slide_weight_{DTYPES[problem.dtype][0]}_{strip.U}x{strip.V}_split{splits}",
-                on_tensors(problem, run), sums.bytes, (f"tile: {strip}",))
+    return Prepared(f"slide_weight_{query.short}_{strip.U}x{strip.V}_split{splits}", str(strip), sums.bytes, run)
 
 
-def both_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
+def both_plan(query: Query, strip: Strip) -> Prepared:
     """Input and weight gradient, and the bias gradient if asked for, in one pass."""
-    geo, steps_in = oriented(geo, strip)
+    problem = query.problem
+    geo, steps_in = oriented(query.geo, strip)
     bias = "bias" in problem.results
     pad, stride, dilation = geo.pad[1], geo.stride[1], geo.dilation[1]
     first = pad // stride if dilation == 1 else pad
@@ -205,13 +209,13 @@ def both_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
         step(*operands, results[0], partial)
         sums.add(partial, results[1:])
 
-    return Plan(problem, "triton", f"slide_both_{DTYPES[problem.dtype][0]}_{strip.U}x{strip.V}_split{splits}",
-                on_tensors(problem, run), sums.bytes, (f"tile: {strip}",))
+    return Prepared(f"slide_both_{query.short}_{strip.U}x{strip.V}_split{splits}", str(strip), sums.bytes, run)
 
 
-def tall_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
+def tall_plan(query: Query, strip: Strip) -> Prepared:
     """The input gradient at stride 1 for kernels with many taps."""
-    geo, steps_in = oriented(geo, strip)
+    problem = query.problem
+    geo, steps_in = oriented(query.geo, strip)
     rows = strip.UNROLL
     strips, blocks = -(-geo.x[2] // strip.U), -(-geo.x[1] // rows)
     channel_tiles = -(-geo.groups // strip.BC)
@@ -239,19 +243,24 @@ def tall_plan(problem: Problem, geo: Geometry, strip: Strip) -> Plan:
         lay_out(weight, taps, dy)
         step(dy, taps, results[0], weight)
 
-    return Plan(problem, "triton", f"tall_input_{DTYPES[problem.dtype][0]}_{rows}x{strip.U}x{strip.V}",
-                on_tensors(problem, run), 4 * geo.taps * geo.groups, (f"tile: {strip}",))
+    return Prepared(f"tall_input_{query.short}_{rows}x{strip.U}x{strip.V}", str(strip), 4 * geo.taps * geo.groups, run)
 
 
-def fits(problem: Problem, geo: Geometry) -> bool:
-    """Whether the strips' kernels compute what is asked for: float32 sums of operands as they are stored."""
-    return (not INTERPRETED and channels_last(problem) and problem.dtype in ("bfloat16", "float16", "float32")
-            and rounding(problem) == "" and problem.wrt != "output" and max(geo.x + geo.y) < 2**20)
+def supports(problem: Problem, geo: Geometry) -> str | None:
+    """Float32 sums of operands as they are stored."""
+    if problem.dtype not in ("bfloat16", "float16", "float32") or rounding(problem) != "" or \
+            not problem.layout.endswith("C"):
+        return "16-bit and float32 operands with channels last only"
+    return "at most 2^20 positions on an axis" if max(geo.x + geo.y) >= 2**20 else None
 
 
-def takes(*tensors: Any) -> bool:
-    """Whether channels are neighbours in memory and a row of columns is short enough for 32-bit offsets."""
-    return all((t.shape[1] == 1 or t.stride(1) == 1) and abs(t.stride(-1)) * t.shape[-1] < 2**31 for t in tensors)
+def accepts(query: Query) -> str | None:
+    """Channels are neighbours in memory, and a row of columns is short enough for 32-bit offsets."""
+    problem = query.problem
+    named = zip((*problem.operands, *problem.results), (*query.operands, *query.results))
+    fit = all((t.shape[1] == 1 or t.stride(1) == 1) and abs(t.stride(-1)) * t.shape[-1] < 2**31
+              for name, t in named if name not in ("weight", "bias"))
+    return None if fit else "channels are not neighbours in memory"
 
 
 def kind_of(problem: Problem) -> str:
@@ -259,81 +268,38 @@ def kind_of(problem: Problem) -> str:
     return "input" if problem.wrt == "input" else "weight" if problem.wrt in ("weight", "weight+bias") else "both"
 
 
-def many_taps(geo: Geometry) -> Strip | None:
-    """The tile of `tall_input_kernel`, or None where it does not serve."""
-    if not planes_apart(geo) or geo.phases > 1 or max(geo.dilation) > 1 or geo.kernel[1] < 2:
-        return None
-    columns = min(range(4, 9), key=lambda u: (-(-geo.x[2] // u) * u * (1 + geo.kernel[2] / (8.0 * u)), -u))
-    return Strip(columns, 1, 32, UNROLL=4)
+def tiles(query: Query, shared: int = SHARED) -> Iterator[Strip]:
+    problem = query.problem
+    return all_strips(kind_of(problem), query.geo, query.max_workspace, "bias" in problem.results, query.gpu, shared)
 
 
-def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> Plan | None:
-    """The plan by sliding strips; None where the plain kernels must do."""
-    if not fits(problem, geo) or (choice is not None and choice["kernel"] not in ("slide", "tall")):
-        return None
-    kind = kind_of(problem)
-    bias = "bias" in problem.results
-    if choice is not None:
-        strip: Strip | None = Strip(**fields_of(choice))
-    else:
-        strip = choose_strip(kind, geo, max_workspace, bias)
-    if kind == "input":
-        if strip is None or (choice is not None and choice["kernel"] == "tall"):
-            strip = strip or many_taps(geo)
-            return None if strip is None else tall_plan(problem, geo, strip)
-        return input_plan(problem, geo, strip)
-    if kind == "both" and (strip is None or (choice is None and apart_is_faster(geo, strip, max_workspace, bias))):
-        raise Unsupported("several results at once: one pass each is faster by the model, or the sums do not fit")
-    if strip is None:
-        return None
-    if bias and not bias_rides(kind, geo, strip):
-        raise Unsupported("the bias gradient at once: the strips do not visit every output exactly once")
-    return (weight_plan if kind == "weight" else both_plan)(problem, geo, strip)
+def seconds(query: Query, strip: Strip) -> float:
+    return seconds_of(kind_of(query.problem), query.geo, strip, query.gpu)
 
 
-def worth_measuring(problem: Problem, geo: Geometry) -> Iterator[tuple[str, Strip]]:
-    """(kernel, strip) pairs for tuning, the model's own pick first, then the best of every shape."""
-    if not fits(problem, geo):
+def build(query: Query, strip: Strip) -> Prepared:
+    return {"input": input_plan, "weight": weight_plan, "both": both_plan}[kind_of(query.problem)](query, strip)
+
+
+def many_taps(query: Query) -> Iterator[Strip]:
+    """Tiles of `tall_input_kernel`, where the taps do not fit the registers of other strips."""
+    geo = query.geo
+    if not planes_apart(geo) or geo.phases > 1 or max(geo.dilation) > 1 or geo.kernel[1] < 2 or any(tiles(query)):
         return
-    kind = kind_of(problem)
-    bias = "bias" in problem.results
-    shapes: set[tuple[Any, ...]] = set()
-    for shared in (SHARED, 2):
-        most = len(shapes) + MOST_MEASURED
-        for strip in ranked(kind, geo, None, bias, shared):
-            shape = (strip.U, strip.V, strip.BC, strip.UNROLL > 1, strip.segments > 1, strip.SHARED)
-            if shape not in shapes and len(shapes) < most and (not bias or bias_rides(kind, geo, strip)):
-                shapes.add(shape)
-                yield "slide", strip
-    tall = many_taps(geo) if kind == "input" and not shapes else None
-    if tall is not None:
-        yield from (("tall", replace(tall, U=columns)) for columns in (tall.U, 4, 8, 14))
+    columns = min(range(4, 9), key=lambda u: (-(-geo.x[2] // u) * u * (1 + geo.kernel[2] / (8.0 * u)), -u))
+    yield from (Strip(width, 1, 32, UNROLL=4) for width in dict.fromkeys((columns, 4, 8, 14)))
 
 
-def apart_is_faster(geo: Geometry, strip: Strip, max_workspace: int | None, bias: bool) -> bool:
-    """Whether two passes beat one, by the model; a tenth in doubt, for one pass needs more registers."""
-    parts = [(kind, choose_strip(kind, geo, max_workspace, bias)) for kind in ("input", "weight")]
-    axes = turned(geo) if strip.turn else geo
-    return all(part is not None for _, part in parts) and estimate("both", axes, strip) > 0.9 * sum(
-        estimate(kind, axes, part) for kind, part in parts if part is not None)
+def tall_seconds(query: Query, strip: Strip) -> float:
+    return query.gpu.launch_s + query.geo.flops / (TALL_SHARE * query.gpu.tensor_flops)
 
 
-def or_plain(slid: Plan, plain: Sequence[Plan]) -> Plan:
-    """The plan by strips where the tensors allow it, otherwise the plain plans of its results one after the other."""
-    problem = slid.problem
-    picks = [[problem.operands.index(name) for name in part.problem.operands] for part in plain]
+def kind_of_strip(query: Query, strip: Strip) -> tuple[int, ...]:
+    return strip.U, strip.V, strip.BC, strip.UNROLL > 1, strip.segments > 1, strip.SHARED
 
-    def run(operands: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
-        wide = [t for name, t in zip((*problem.operands, *problem.results), (*operands, *results))
-                if name not in ("weight", "bias")]
-        if takes(*wide):
-            slid.run(operands, results, workspace)
-            return
-        first = 0
-        for part, pick in zip(plain, picks):
-            last = first + len(part.problem.results)
-            part.run(tuple(operands[place] for place in pick), results[first:last], workspace)
-            first = last
 
-    return slid._replace(run=run, workspace_bytes=max(slid.workspace_bytes, *(part.workspace_bytes for part in plain)),
-                         notes=(*slid.notes, f"where channels are not neighbours in memory: {plain[0].kernel}"))
+KERNEL = Kernel("slide", frozenset({"input", "weight", "weight+bias", "input+weight", "input+weight+bias"}), supports,
+                accepts, tiles, build, Strip, seconds, kind=kind_of_strip, measured=12,
+                candidates=lambda query: chain(tiles(query), tiles(query, 2)), depthwise=True)
+TALL = Kernel("tall", frozenset({"input"}), supports, accepts, many_taps, tall_plan, Strip, tall_seconds,
+              depthwise=True)

@@ -9,12 +9,13 @@ from typing import Any
 
 from ...problem import Problem
 from .box_plans import tensors_fit, whole_channels
-from .direct import KNOWN_TRITON
 from .geometry import Geometry, strides_of
-from .launch import INTERPRETED, Launch, Step, power_of_two
+from .gpu import Gpu
+from .kernel import Kernel, Prepared, Query
+from .launch import Launch, Step, power_of_two
 from .line_plans import FARTHEST, HALF_REGISTERS, LONGEST, box_descriptor
-from .tiles import MULTIPROCESSORS, SHARED_BYTES, Box, workspace_limit
-from .tuning import Choice, fields_of
+from .split_k import with_sums
+from .tiles import Box, workspace_limit
 from .weight_spans import span_weight_kernel
 from .wide_plans import Widening, collect_step, turned_round
 
@@ -22,12 +23,11 @@ PLACES = 64  # of a line
 MOST_CHANNELS = 16  # of the operand with windows
 MOST_REGISTERS = 160  # a thread, for sums
 # What the cost model counts with, fitted to layers measured on an H200
-PRODUCTS = 790e12
-CACHE_BYTES = 5.5e12
-MEMORY_BYTES = 3.5e12
+PRODUCTS = 0.8  # of the tensor cores' speed
+CACHE_SHARE = 0.44  # of the L2 cache's
 LINE_SECONDS = 0.05e-6  # of waiting at each line, beside the products
 PROGRAM_SECONDS = 12e-6  # to fill the slots, and to store all sums
-LAUNCH_SECONDS = 8e-6
+LAUNCHES = 2  # sums are collected by a second kernel
 SECTOR_BYTES = 32
 
 
@@ -85,11 +85,20 @@ def cells_of(seen: Geometry) -> Iterator[tuple[int, int, int]]:
                 power_of_two(reach(seen, cell, fold, shift)), sectors_cut(seen, cell, fold, shift), shift))
 
 
-def spans_fit(problem: Problem, geo: Geometry) -> bool:
-    """Whether spans can serve this problem: 16-bit tensors with channels last, windows of two axes and more."""
-    return (not INTERPRETED and KNOWN_TRITON and whole_channels(problem) and problem.layout.endswith("WC")
-            and geo.groups == 1 and min(geo.group_in, geo.group_out) <= MOST_CHANNELS and set(geo.dilation) == {1}
-            and geo.kernel[1] > 1 and geo.stride[1] <= geo.kernel[1])
+def supports(problem: Problem, geo: Geometry) -> str | None:
+    """Few channels on one side, windows of two axes and more."""
+    if not whole_channels(problem) or not problem.layout.endswith("WC"):
+        return "16-bit operands with channels last only"
+    if geo.groups > 1 or min(geo.group_in, geo.group_out) > MOST_CHANNELS:
+        return f"at most {MOST_CHANNELS} channels on one side, no groups"
+    if set(geo.dilation) != {1} or geo.kernel[1] == 1 or geo.stride[1] > geo.kernel[1]:
+        return "windows of two axes and more without dilation, no further apart than they are long"
+    return None
+
+
+def accepts(query: Query) -> str | None:
+    """Whole rows of both operands are neighbours in memory."""
+    return None if span_views(*query.operands) is not None else "rows of positions and channels have gaps"
 
 
 def places(seen: Geometry) -> tuple[int, int]:
@@ -100,7 +109,7 @@ def places(seen: Geometry) -> tuple[int, int]:
     return PLACES // first, first
 
 
-def all_spans(geo: Geometry, max_workspace: int | None) -> Iterator[SpanTile]:
+def all_spans(geo: Geometry, max_workspace: int | None, gpu: Gpu) -> Iterator[SpanTile]:
     for swapped in (False, True):
         if swapped and geo.phases > 1:
             continue
@@ -108,7 +117,7 @@ def all_spans(geo: Geometry, max_workspace: int | None) -> Iterator[SpanTile]:
         if min(seen.pad) < 0 or seen.group_in > MOST_CHANNELS or seen.x[2] * seen.group_in % 8 or seen.group_out % 8:
             continue
         for cell, fold, shift in cells_of(seen):
-            yield from tiles_of(seen, swapped, cell, fold, shift, workspace_limit(geo, max_workspace))
+            yield from tiles_of(seen, swapped, (cell, fold, shift), workspace_limit(geo, max_workspace), gpu)
 
 
 def slots_for(seen: Geometry, lines: int, both: bool) -> int:
@@ -117,7 +126,9 @@ def slots_for(seen: Geometry, lines: int, both: bool) -> int:
     return 2 * first + (lines - 2) * more if both else first + (lines - 1) * more
 
 
-def tiles_of(seen: Geometry, swapped: bool, cell: int, fold: int, shift: int, limit: int) -> Iterator[SpanTile]:
+def tiles_of(seen: Geometry, swapped: bool, cells_of_row: tuple[int, int, int], limit: int,
+             gpu: Gpu) -> Iterator[SpanTile]:
+    cell, fold, shift = cells_of_row
     rows = fold * seen.group_out
     warps = rows // 16
     box = places(seen)
@@ -133,7 +144,7 @@ def tiles_of(seen: Geometry, swapped: bool, cell: int, fold: int, shift: int, li
         for together in (1, 2):
             if together == 2 and warps == 8:
                 continue
-            room = SHARED_BYTES // together
+            room = gpu.program_bytes // together
             y_slots, x_slots = next(((count, slots_for(seen, count, both)) for both in (True, False)
                                      for count in ((6, 5, 4) if both else (6, 5, 4, 3))
                                      if count * y_bytes + slots_for(seen, count, both) * x_bytes <= room), (0, 0))
@@ -143,8 +154,9 @@ def tiles_of(seen: Geometry, swapped: bool, cell: int, fold: int, shift: int, li
             line_flops = 2 * PLACES * rows * bn * taps * k1
             cut = sectors_cut(seen, cell, fold, shift) * SECTOR_BYTES
             copied = y_bytes + taps * seen.stride[1] * PLACES * (2 * bn + cut)
-            share = together * MULTIPROCESSORS
-            line = max(share * line_flops / PRODUCTS, share * copied / CACHE_BYTES) + LINE_SECONDS
+            share = together * gpu.multiprocessors
+            line = LINE_SECONDS + share * max(line_flops / (PRODUCTS * gpu.tensor_flops),
+                                              copied / (CACHE_SHARE * gpu.l2_bytes_per_s))
             moved = 2 * seen.batch * (seen.group_out * math.prod(seen.y) + seen.group_in * math.prod(seen.x))
             size = 4 * seen.taps * seen.group_in * seen.group_out * column_tiles * (cell // fold)
             for segments in (1, 2, 4, 8):
@@ -158,7 +170,8 @@ def tiles_of(seen: Geometry, swapped: bool, cell: int, fold: int, shift: int, li
                     waves = -(-tiles * splits // share)
                     extra = (k1 - seen.stride[1]) / seen.stride[1] * 0.3  # rows copied again for each unit
                     seconds = waves * (-(-units // splits) * (length + extra) * line + PROGRAM_SECONDS)
-                    seconds = max(seconds, moved / MEMORY_BYTES) + LAUNCH_SECONDS + 2 * splits * size / MEMORY_BYTES
+                    seconds = max(seconds, moved / gpu.memory_bytes_per_s) + LAUNCHES * gpu.launch_s \
+                        + 2 * splits * size / gpu.memory_bytes_per_s
                     yield SpanTile(swapped, cell, fold, shift, box, bn, taps, segments, y_slots, x_slots, together,
                                   splits, seconds)
 
@@ -191,11 +204,8 @@ class SpanPlan:
         """Of the partial sums of the bias gradient; no rows where there can be none."""
         return 0 if self.tile.swapped else self.tile.splits * self.tile.cell, self.geo.group_out
 
-    def take(self, dy: Any, x: Any) -> bool:
-        return span_views(self.tile, dy, x) is not None
-
     def write(self, dy: Any, x: Any, partial: Any, result: Any, *bias: Any) -> None:
-        views = span_views(self.tile, dy, x)
+        views = span_views(*((x, dy) if self.tile.swapped else (dy, x)))
         assert views is not None
         self.step(*views, partial, *bias[:1])
         self.collect(partial, result, *bias)
@@ -205,10 +215,10 @@ def column_tiles_of(seen: Geometry, tile: SpanTile) -> int:
     return -(-reach(seen, tile.cell, tile.fold, tile.shift) // tile.BN)
 
 
-def span_views(tile: SpanTile, dy: Any, x: Any) -> tuple[Any, Any] | None:
+def span_views(*operands: Any) -> tuple[Any, Any] | None:
     """Both operands with whole rows as channels; None where these have gaps."""
     views = []
-    for tensor in (x, dy) if tile.swapped else (dy, x):
+    for tensor in operands:
         channels, last = tensor.shape[1], tensor.shape[-1]
         if (channels > 1 and tensor.stride(1) != 1) or (last > 1 and tensor.stride(-1) != channels):
             return None
@@ -217,23 +227,10 @@ def span_views(tile: SpanTile, dy: Any, x: Any) -> tuple[Any, Any] | None:
     return (views[0], views[1]) if tensors_fit(*views) else None
 
 
-def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> SpanPlan | None:
-    """The plan of the measured choice, or of the cost model; None where nothing fits or another kernel was chosen."""
-    if (choice is not None and choice["kernel"] != "spans") or not spans_fit(problem, geo):
-        return None
-    tile = SpanTile(**fields_of(choice)) if choice is not None else min(
-        all_spans(geo, max_workspace), key=lambda tile: tile.seconds, default=None)
-    return None if tile is None else span_plan(geo, tile)
-
-
-def worth_measuring(problem: Problem, geo: Geometry, count: int = 6) -> list[SpanTile]:
-    """The best tiles of different shapes."""
-    if not spans_fit(problem, geo):
-        return []
-    best: dict[tuple[Any, ...], SpanTile] = {}
-    for tile in sorted(all_spans(geo, None), key=lambda tile: tile.seconds):
-        best.setdefault((tile.swapped, tile.cell, tile.fold, tile.BN, tile.NT0, tile.together), tile)
-    return list(best.values())[:count]
+def build(query: Query, tile: SpanTile) -> Prepared:
+    plan = span_plan(query.geo, tile)
+    return with_sums(query, f"spans_{query.short}_{tile.fold}x{tile.BN}_split{tile.splits}", str(tile), plan.shape,
+                     plan.bias_shape, plan.write)
 
 
 def span_plan(geo: Geometry, tile: SpanTile) -> SpanPlan:
@@ -268,3 +265,8 @@ def span_plan(geo: Geometry, tile: SpanTile) -> SpanPlan:
 
     collect = collect_step(geo, Widening(1, 1, tile.swapped), seen, tile.splits * parts * column_tiles, folded=False)
     return SpanPlan(geo, tile, Step(span_weight_kernel, launch), collect)
+
+
+KERNEL = Kernel("spans", frozenset({"weight"}), supports, accepts,
+                lambda query: all_spans(query.geo, query.max_workspace, query.gpu), build, SpanTile,
+                kind=lambda query, tile: (tile.swapped, tile.cell, tile.fold, tile.BN, tile.NT0, tile.together))

@@ -7,16 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from .geometry import Geometry, turned
+from .gpu import Gpu
 from .launch import power_of_two
-from .tiles import MULTIPROCESSORS, SHARED_BYTES, WORKSPACE_FLOOR
+from .tiles import workspace_limit
 
-REGISTERS = 65536  # of a multiprocessor
 MOST_REGISTERS = 236  # of a thread, by the model's count; the compiler needs some more
 MOST_REGISTERS_DEEP = 200  # the same for DEEP strips, which hold the loads of several planes
-CLOCK = 1.85e6  # cycles per millisecond
-BYTES_PER_MS = 3.8e9
-LATENCY = 0.9e-3  # milliseconds from a load to its value when the memory is busy
-LAUNCH = 0.004  # milliseconds of a kernel that does nothing
+LATENCY = 0.9e-6  # seconds from a load to its value when the memory is busy
 MOST_STRIP = 16  # columns
 SHARED = 0  # what plans put through shared memory unless tuning says otherwise: see Strip.SHARED
 LONGEST_BODY = 1600  # products in the body of a loop: longer ones take long to compile
@@ -137,14 +134,14 @@ def shared_bytes(kind: str, geo: Geometry, strip: Strip) -> int:
     return 4 * strip.BC * power_of_two(max(16, geo.taps)) if kind == "input" else max(table, rows)
 
 
-def resident(kind: str, geo: Geometry, strip: Strip, registers: int) -> int:
+def resident(kind: str, geo: Geometry, strip: Strip, registers: int, gpu: Gpu) -> int:
     """Programs of a multiprocessor at the same time."""
-    return max(1, min(REGISTERS // (min(255, registers + 12) * 32 * strip.warps),
-                      SHARED_BYTES // (shared_bytes(kind, geo, strip) + 1024), 32))
+    return max(1, min(gpu.registers // (min(255, registers + 12) * 32 * strip.warps),
+                      gpu.program_bytes // (shared_bytes(kind, geo, strip) + 1024), 32))
 
 
-def estimate(kind: str, geo: Geometry, strip: Strip) -> float:
-    """Milliseconds, roughly: the longer of issuing all instructions and moving all bytes, in waves of programs."""
+def estimate(kind: str, geo: Geometry, strip: Strip, gpu: Gpu) -> float:
+    """Seconds, roughly: the longer of issuing all instructions and moving all bytes, in waves of programs."""
     done = work(kind, geo, strip)
     channel_tiles = -(-geo.groups // strip.BC)
     steps = -(-done.steps // strip.segments)
@@ -152,22 +149,22 @@ def estimate(kind: str, geo: Geometry, strip: Strip) -> float:
     reach = -(-geo.kernel[1] // geo.stride[1]) - 1
     extra = reach if kind == "input" and strip.segments > 1 else 0
     tiles = -(-done.strips * strip.segments // strip.S) * channel_tiles
-    at_once = MULTIPROCESSORS * resident(kind, geo, strip, done.registers)
+    at_once = gpu.multiprocessors * resident(kind, geo, strip, done.registers, gpu)
     groups = 1 if strip.DEEP else geo.kernel[0] * (-(-geo.kernel[1] // (strip.LINES or geo.kernel[1])))
     programs = tiles if kind == "input" else min(tiles, strip.splits * channel_tiles * groups)
     tiles_each = -(-tiles // programs)
     waves = -(-programs // at_once)
     after = 0 if kind == "input" else 2000 if strip.SHARED else geo.taps * 200  # adding up the strips
     cycles = tiles_each * ((steps + extra) * done.per_step + done.before) + after
-    warps = min(programs, at_once) / MULTIPROCESSORS * strip.warps / 4  # of a scheduler
-    waiting = LATENCY * CLOCK * (2 * tiles_each + 1)  # for the first rows of every tile
-    issue = 1.15 * waves * max(cycles * max(1.0, warps), cycles + waiting) / CLOCK
+    warps = min(programs, at_once) / gpu.multiprocessors * strip.warps / 4  # of a scheduler
+    waiting = LATENCY * gpu.clock_hz * (2 * tiles_each + 1)  # for the first rows of every tile
+    issue = 1.15 * waves * max(cycles * max(1.0, warps), cycles + waiting) / gpu.clock_hz
     in_flight = min(programs, at_once) * strip.warps * 32 * done.under_way
     wait = done.loaded * (1 + extra / max(1, steps)) * LATENCY / in_flight
-    memory = done.moved * (1 + 0.3 * extra / max(1, steps)) / BYTES_PER_MS
+    memory = done.moved * (1 + 0.3 * extra / max(1, steps)) / gpu.memory_bytes_per_s
     segment = 2 * min(strip.BC, geo.groups)  # bytes that lanes next to each other access
     memory *= 1.0 if segment >= 128 or (segment >= 64 and geo.groups % 32 == 0) else 1.25
-    return math.hypot(issue, memory, wait) + (LAUNCH if kind == "input" else 2 * LAUNCH)
+    return math.hypot(issue, memory, wait) + gpu.launch_s * (1 if kind == "input" else 2)
 
 
 def slides_along_last(geo: Geometry) -> bool:
@@ -187,21 +184,30 @@ def channel_tiles(channels: int) -> Iterator[int]:
             yield width
 
 
-def worth_trying(kind: str, geo: Geometry, shared: int) -> Iterator[Strip]:
+def even_widths(extent: int, multiple: int) -> list[int]:
+    """Widths, multiples of a number and no wider than a strip gets, that cut an extent into parts of about one size."""
+    units = -(-extent // multiple)
+    return [count * multiple for count in range(1, 2 * MOST_STRIP // multiple + 1)
+            if -(-units // -(-units // count)) == count]
+
+
+def worth_trying(kind: str, geo: Geometry, shared: int, gpu: Gpu) -> Iterator[Strip]:
     """Strips whose registers fit; `shared` is the most that may go through shared memory."""
     turn = slides_along_last(geo)
     if turn:
         geo = turned(geo)
     if geo.stride[0] > 1 or (geo.stride[1] > 1 and geo.dilation[1] > 1) or (kind == "both" and not planes_apart(geo)):
         return
+    if geo.kernel[2] > MOST_REGISTERS:  # a line of taps, or its sums, is in registers
+        return
     extent = geo.y[2] if kind == "weight" else geo.x[2]
     multiple = 1 if kind == "weight" else geo.stride[2]
-    widths = sorted({math.ceil(extent / (parts * multiple)) * multiple for parts in range(1, extent + 1)})
+    widths = even_widths(extent, multiple)
     rows = geo.y[1] if kind == "weight" else geo.x[1]
     reach = -(-geo.kernel[1] // geo.stride[1])
     taps = math.prod(geo.kernel[1:] if kind == "weight" else geo.kernel)
     for u in widths:
-        if u > 2 * MOST_STRIP or (u > 1 and u * 8 < min(extent, MOST_STRIP) * 1):
+        if u > 1 and u * 8 < min(extent, MOST_STRIP):
             continue
         for v in (1, 2, 4):
             if geo.groups % v:
@@ -227,7 +233,7 @@ def worth_trying(kind: str, geo: Geometry, shared: int) -> Iterator[Strip]:
                     waiting = replace(strip, SHARED=2)
                     if shared == 2 and kind == "weight" and unroll == 1 and reach > 3 and u > 1 and (
                             work(kind, geo, waiting).registers <= MOST_REGISTERS
-                            and shared_bytes(kind, geo, waiting) <= SHARED_BYTES // 2):
+                            and shared_bytes(kind, geo, waiting) <= gpu.program_bytes // 2):
                         yield waiting
                     if work(kind, geo, strip).registers <= MOST_REGISTERS:
                         continue
@@ -236,22 +242,20 @@ def worth_trying(kind: str, geo: Geometry, shared: int) -> Iterator[Strip]:
                         if work(kind, geo, strip).registers <= MOST_REGISTERS:
                             yield strip
                     elif kind == "weight" and unroll == 1:
-                        for groups in range(2, geo.kernel[1] + 1):
+                        for lines in range(min(geo.kernel[1], MOST_REGISTERS // (geo.kernel[2] * v)), 0, -1):
+                            groups = max(2, -(-geo.kernel[1] // lines))
                             strip = replace(strip, LINES=-(-geo.kernel[1] // groups))
                             if work(kind, geo, strip).registers <= MOST_REGISTERS:
                                 yield strip
                                 break
 
 
-def in_runs(kind: str, geo: Geometry, strip: Strip, max_workspace: int | None, bias: bool) -> Iterator[Strip]:
-    """The strip with the segments and runs that fill the chip."""
+def in_runs(kind: str, geo: Geometry, strip: Strip, limit: int, size: int, gpu: Gpu) -> Iterator[Strip]:
+    """The strip with the segments and runs that fill the card; `size`: bytes of a run's sums."""
     oriented = turned(geo) if strip.turn else geo
     done = work(kind, oriented, strip)
     channels = -(-geo.groups // strip.BC)
-    at_once = MULTIPROCESSORS * resident(kind, oriented, strip, done.registers)
-    size = 4 * geo.groups * (geo.taps + bias)
-    limit = max(WORKSPACE_FLOOR, 2 * size)
-    limit = limit if max_workspace is None else min(max_workspace, limit)
+    at_once = gpu.multiprocessors * resident(kind, oriented, strip, done.registers, gpu)
     tiles = -(-done.strips // strip.S) * channels
     enough = False  # tiles, for runs of even length too: more segments would only overlap more
     for segments in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128):
@@ -268,20 +272,18 @@ def in_runs(kind: str, geo: Geometry, strip: Strip, max_workspace: int | None, b
             yield replace(strip, segments=segments, splits=runs)
 
 
-def choose_strip(kind: str, geo: Geometry, max_workspace: int | None = None, bias: bool = False,
-                 shared: int = SHARED) -> Strip | None:
-    """The strip that the model thinks fastest, or None where none fits."""
-    found = ranked(kind, geo, max_workspace, bias, shared)
-    return found[0] if found else None
+def all_strips(kind: str, geo: Geometry, max_workspace: int | None, bias: bool, gpu: Gpu,
+               shared: int = SHARED) -> Iterator[Strip]:
+    """All strips worth trying."""
+    limit, size = workspace_limit(geo, max_workspace), 4 * geo.groups * (geo.taps + bias)
+    for strip in worth_trying(kind, geo, shared, gpu):
+        if not bias or bias_rides(kind, geo, strip):
+            yield from in_runs(kind, geo, strip, limit, size, gpu)
 
 
-def ranked(kind: str, geo: Geometry, max_workspace: int | None = None, bias: bool = False,
-           shared: int = SHARED) -> list[Strip]:
-    """All strips worth trying, the model's favourite first."""
-    oriented = turned(geo) if slides_along_last(geo) else geo
-    options = [runs for strip in worth_trying(kind, geo, shared)
-               for runs in in_runs(kind, geo, strip, max_workspace, bias)]
-    return sorted(options, key=lambda strip: estimate(kind, oriented, strip))
+def seconds_of(kind: str, geo: Geometry, strip: Strip, gpu: Gpu) -> float:
+    """Expected of a strip, whichever axis it slides along."""
+    return estimate(kind, turned(geo) if strip.turn else geo, strip, gpu)
 
 
 def bias_rides(kind: str, geo: Geometry, strip: Strip) -> bool:

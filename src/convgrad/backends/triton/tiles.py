@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from itertools import product
+from functools import lru_cache
 from typing import Any
 
 from .geometry import Geometry
+from .gpu import WORKSPACE_FLOOR, Gpu
 from .launch import power_of_two
 
 Box = tuple[int, int, int, int]
 
-# The model is written for one chip and used on all: results must not depend on which machine chose the tile.
-MULTIPROCESSORS = 132
-SHARED_BYTES = 220 * 1024  # of a multiprocessor, less what the compiler keeps for itself
-WORKSPACE_FLOOR = 64 * 2**20
+PROGRAMS = 132  # that the adding kernels should have at least; the order of sums must not depend on the card
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ def groups_per_tile(geo: Geometry) -> int:
     return best
 
 
-def choose_gather(geo: Geometry, is_input: bool, itemsize: int) -> GatherTile:
+def choose_gather(geo: Geometry, is_input: bool, itemsize: int, gpu: Gpu) -> GatherTile:
     """Pick the tile with the lowest estimated time for the output (or the input gradient)."""
     gp = groups_per_tile(geo)
     red, col = (geo.group_out, geo.group_in) if is_input else (geo.group_in, geo.group_out)
@@ -106,7 +104,7 @@ def choose_gather(geo: Geometry, is_input: bool, itemsize: int) -> GatherTile:
         ts, cb = max(1, min(widest_step, power_of_two(slots * depth), 64) // 16), 16
     bn = cheapest_width(columns)
     bm = 128 if bn > 64 else 256 if bn <= 32 and ts == 1 else 128
-    while bm > 32 and -(-rows // bm) * -(-columns // bn) * launches < MULTIPROCESSORS:
+    while bm > 32 and -(-rows // bm) * -(-columns // bn) * launches < gpu.multiprocessors:
         if bn > 64 and bm == 64:
             bn //= 2
         else:
@@ -114,11 +112,11 @@ def choose_gather(geo: Geometry, is_input: bool, itemsize: int) -> GatherTile:
     warps = 8 if bm * bn >= 128 * 128 else 4
     steps = -(-slots * depth // (ts * cb)) if flat else -(-slots // ts) * -(-depth // cb)
     if pack and not flat:  # measured on an H200: shallow pipelines, or none where loads are scattered
-        bm, warps, most = (256 if rows >= 256 * MULTIPROCESSORS else bm), 4, 2
+        bm, warps, most = (256 if rows >= 256 * gpu.multiprocessors else bm), 4, 2
     else:
         most = 1 if ts > 1 or flat else 4
         warps = 4 if most == 1 else warps
-    stages = min(stages_for((bm + bn) * cb * ts * itemsize, most), max(1, steps))
+    stages = min(stages_for((bm + bn) * cb * ts * itemsize, gpu, most), max(1, steps))
     return GatherTile(bm, bn, cb, ts, gp, pack, flat, warps, stages)
 
 
@@ -140,33 +138,37 @@ def cheapest_width(columns: int) -> int:
     return min(speed, key=lambda width: -(-columns // width) * width / speed[width])
 
 
-def stages_for(step_bytes: int, most: int = 4) -> int:
-    return max(1, min(most, SHARED_BYTES // max(1, step_bytes)))
+def stages_for(step_bytes: int, gpu: Gpu, most: int = 4) -> int:
+    return max(1, min(most, gpu.program_bytes // max(1, step_bytes)))
 
 
+@lru_cache(maxsize=8192)
 def best_box(extents: tuple[int, ...], volume: int, most: tuple[int, ...] = (256, 256, 256)) -> Box:
     """The box of `volume` positions (powers of two) that covers the extents with the fewest positions to spare.
 
     `most`: largest extents of a box on the three axes.
     """
     best: tuple[float, Box] | None = None
-    sizes = [1 << e for e in range(volume.bit_length())]
-    for b2, b1, b0 in product(sizes, sizes, sizes):
-        if volume % (b0 * b1 * b2):
-            continue
-        box = (volume // (b0 * b1 * b2), b0, b1, b2)
-        if box[0] > 256 or b0 > most[0] or b1 > most[1] or b2 > most[2]:
-            continue
-        covered = math.prod(-(-extent // size) * size for extent, size in zip(extents, box))
-        halo = sum(1.0 / size for size, extent in zip(box[1:], extents[1:]) if extent > 1)
-        cost = covered * (1 + 0.01 * halo)
-        if best is None or cost < best[0]:
-            best = (cost, box)
+    e0, e1, e2, e3 = extents
+    # (size, positions covered, share of a box's border) by axis, the last axis first: every box is tried
+    axes = [[(size, -(-extent // size) * size, 1.0 / size if extent > 1 else 0.0)
+             for size in (1 << e for e in range(volume.bit_length())) if size <= limit]
+            for extent, limit in zip((e3, e2, e1), reversed(most))]
+    for b2, cover2, halo2 in axes[0]:
+        for b1, cover1, halo1 in axes[1]:
+            for b0, cover0, halo0 in axes[2]:
+                images = volume // (b0 * b1 * b2)
+                if images == 0 or images > 256 or volume % (b0 * b1 * b2):
+                    continue
+                covered = -(-e0 // images) * images * cover0 * cover1 * cover2
+                cost = covered * (1 + 0.01 * (halo0 + halo1 + halo2))
+                if best is None or cost < best[0]:
+                    best = (cost, (images, b0, b1, b2))
     assert best is not None
     return best[1]
 
 
-def choose_weight(geo: Geometry, itemsize: int, max_workspace: int | None, lines: bool) -> WeightTile:
+def choose_weight(geo: Geometry, itemsize: int, max_workspace: int | None, lines: bool, gpu: Gpu) -> WeightTile:
     """Pick the tile for the weight gradient, and into how many runs the pixels are split.
 
     `lines` says that taps of the last axis and channels are neighbours in memory (one long line of x).
@@ -200,10 +202,10 @@ def choose_weight(geo: Geometry, itemsize: int, max_workspace: int | None, lines
     swap = bk < 64 and ts * cb >= 64
     bp = 64 if itemsize <= 2 and not (segmented and ts * cb > 128) else 32
     tiles = -(-rows // bk) * columns * (geo.groups // gp)
-    splits = choose_splits(geo, tiles, bp, max_workspace)
+    splits = choose_splits(geo, tiles, bp, max_workspace, gpu)
     scattered = flat or segmented
     warps = 8 if bk * ts * cb >= 128 * 128 or scattered else 4
-    stages = stages_for((bk + ts * cb) * bp * itemsize, 2 if scattered else 4)
+    stages = stages_for((bk + ts * cb) * bp * itemsize, gpu, 2 if scattered else 4)
     return WeightTile(bk, cb, ts, best_box((geo.batch, *geo.y), bp), gp, swap, flat, segmented, splits, warps, stages)
 
 
@@ -219,13 +221,13 @@ def most_splits(geo: Geometry, max_workspace: int | None) -> int:
     return max(1, min(1024, workspace_limit(geo, max_workspace) // max(1, weight_bytes)))
 
 
-def choose_splits(geo: Geometry, tiles: int, bp: int, max_workspace: int | None, waves: int = 4) -> int:
+def choose_splits(geo: Geometry, tiles: int, bp: int, max_workspace: int | None, gpu: Gpu, waves: int = 4) -> int:
     """Runs of pixels: enough programs for some waves, no run shorter than 8 steps, workspace within its limit."""
-    wanted = min(-(-waves * MULTIPROCESSORS // max(1, tiles)), max(1, geo.pixels // (8 * bp)))
+    wanted = min(-(-waves * gpu.multiprocessors // max(1, tiles)), max(1, geo.pixels // (8 * bp)))
     return max(1, min(wanted, most_splits(geo, max_workspace)))
 
 
 def reduce_tile(size: int, splits: int) -> tuple[int, int]:
     """(runs, elements) one program of the adding kernel takes at a time: few elements where there are many runs."""
-    elements = 256 if size >= 256 * MULTIPROCESSORS else 64 if size >= 64 * MULTIPROCESSORS else 16
+    elements = 256 if size >= 256 * PROGRAMS else 64 if size >= 64 * PROGRAMS else 16
     return min(power_of_two(splits), max(4, 4096 // elements)), elements

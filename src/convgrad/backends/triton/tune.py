@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ...problem import SPATIAL_LETTERS, Plan, Problem, Unsupported
-from .tuning import Choice, entries, key, user_file
+from .tuning import Entry, entries, key, user_file
 
 DONE, BAD_INPUT, REFUSED = 0, 2, 3
-PLAIN: Choice = {"kernel": "plain"}  # no special way: the kernels whose results all others are compared with
+PLAIN: Entry = {"kernel": "plain"}  # no special way: the kernels whose results all others are compared with
 TWO_ROUNDINGS = 2.0**-7  # of two right results to bfloat16, relative to an element
 SUMMATION = 1e-3  # difference of two right sums of up to LONG terms in float32, relative to the result's mean square
 LONG = 1e6  # of longer sums it grows with the root of their length
@@ -67,9 +67,9 @@ def run(args: argparse.Namespace) -> int:
                 if not (args.new and key(problem) in known)]
     path.parent.mkdir(parents=True, exist_ok=True)
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "interpreter"
-    won: dict[str, Choice] = {}
+    won: dict[str, Entry] = {}
 
-    def keep(entry: str, choice: Choice) -> None:
+    def keep(entry: str, choice: Entry) -> None:
         won[entry] = choice
         unfinished = path.with_suffix(".tmp")  # the file is whole at any time
         unfinished.write_text(text_of(name, {**known, **won}), encoding="utf-8")
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     return DONE
 
 
-def text_of(device: str, found: dict[str, Choice]) -> str:
+def text_of(device: str, found: dict[str, Entry]) -> str:
     """A tuning file: JSON with a line for each entry."""
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(choice)}" for name, choice in sorted(found.items()))
     return f'{{"device": {json.dumps(device)}, "entries": {{\n{lines}\n}}}}\n'
@@ -115,7 +115,7 @@ def gradients_of(layer: str) -> list[Problem]:
 
 
 def tune(problems: Sequence[Problem], repeats: int, workers: int = 1, limit_seconds: float = float("inf"),
-         keep: Callable[[str, Choice], None] = lambda entry, choice: None, most: int = 8) -> dict[str, Choice]:
+         keep: Callable[[str, Entry], None] = lambda entry, choice: None, most: int = 8) -> dict[str, Entry]:
     """The fastest choice for every problem that has one, by the problem's key; `keep` hears of each at once."""
     from rich.progress import Progress
 
@@ -124,7 +124,7 @@ def tune(problems: Sequence[Problem], repeats: int, workers: int = 1, limit_seco
     from .launch import INTERPRETED
 
     end = time.monotonic() + limit_seconds
-    won: dict[str, Choice] = {}
+    won: dict[str, Entry] = {}
     jobs = [(problem, choices) for problem, choices in ((p, in_turns(candidates(p))[:most]) for p in problems)
             if choices]
     compiling = None if INTERPRETED else Background(
@@ -152,24 +152,24 @@ def tune(problems: Sequence[Problem], repeats: int, workers: int = 1, limit_seco
     return won
 
 
-def in_turns(choices: Sequence[Choice]) -> list[Choice]:
+def in_turns(choices: Sequence[Entry]) -> list[Entry]:
     """The first of every kernel, then the second of every kernel, and so on: each model knows its own tiles only."""
-    by_kernel: dict[str, list[Choice]] = {}
+    by_kernel: dict[str, list[Entry]] = {}
     for choice in choices:
         by_kernel.setdefault(choice["kernel"], []).append(choice)
     return [some[place] for place in range(len(choices)) for some in by_kernel.values() if place < len(some)]
 
 
-def jobs_of(problem: Problem, choices: Sequence[Choice]) -> list[tuple[str, Choice | None]]:
+def jobs_of(problem: Problem, choices: Sequence[Entry]) -> list[tuple[str, Entry | None]]:
     """What is compiled to tune a problem: the kernels to compare with, the candidates.
 
     The plan of now is one of the candidates most of the time.
     """
-    single: list[tuple[str, Choice | None]] = [(str(problem.with_(wrt=wrt)), PLAIN) for wrt in problem.results]
+    single: list[tuple[str, Entry | None]] = [(str(problem.with_(wrt=wrt)), PLAIN) for wrt in problem.results]
     return [*single, *((str(problem), choice) for choice in choices)]
 
 
-def fastest(problem: Problem, choices: Sequence[Choice], repeats: int) -> tuple[float, float, Choice] | None:
+def fastest(problem: Problem, choices: Sequence[Entry], repeats: int) -> tuple[float, float, Entry] | None:
     """Milliseconds of the fastest choice and of the plan of now, and the choice; None where none is right and fast."""
     import torch
 
@@ -204,8 +204,8 @@ class Bench:
         """A random tensor that lies in memory as the problem's layout says, as a view in canonical axis order."""
         import torch
 
-        from .ahead import empty_tensor
         from .launch import INTERPRETED
+        from .registry import empty_tensor
 
         made = empty_tensor(self.problem, name, dtype, "cpu" if INTERPRETED else "cuda")
         if dtype == "hifloat8":
@@ -214,10 +214,9 @@ class Bench:
             return made.copy_(torch.randn(made.shape, device=made.device))
         return made.normal_()
 
-    def time(self, choice: Choice | None) -> float | None:
+    def time(self, choice: Entry | None) -> float | None:
         """Median milliseconds of a choice; None where it cannot run or is wrong."""
-        from triton.runtime.errors import OutOfResources
-
+        from ..._native import OutOfResources
         from .ahead import plans_of
 
         try:

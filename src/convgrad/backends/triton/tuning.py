@@ -1,8 +1,8 @@
 """Tuned tiles: entries found by measuring (`convgrad tune`), kept as JSON, looked up when a plan is made.
 
-An entry is the problem's string and a choice, such as {"kernel": "box", "box": [8, 1, 4, 4], "BN": 128, …}. The file
-shipped with the package was measured on one NVIDIA H200; a user's own file (CONVGRAD_TUNING, by default
-~/.cache/convgrad/triton.json) goes first.
+An entry is the problem's string, a kernel and its tile, such as {"kernel": "box_lines", "BM": 128, "BN": 64, …}. The
+file shipped with the package was measured on one NVIDIA H200 and counts on such cards only; a user's own file
+(CONVGRAD_TUNING, by default ~/.cache/convgrad/triton.json) goes first.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from ...problem import Problem
+from .gpu import H200, INTERPRETER, Gpu
 
-Choice = dict[str, Any]
-SEPARATE: Choice = {"kernel": "separate"}  # several results by one kernel each
+Entry = dict[str, Any]
+SEPARATE: Entry = {"kernel": "separate"}  # several results by one kernel each
 SHIPPED = Path(__file__).with_name("h200.json")
-
-
-def left_out(kernel: str) -> bool:
-    """Whether CONVGRAD_GPU_WITHOUT, words as in "cells,lines", names the beginning of a kernel's name."""
-    return any(kernel.startswith(f"{word}_") for word in os.environ.get("CONVGRAD_GPU_WITHOUT", "").split(",") if word)
+SHIPPED_FOR = (H200.name, INTERPRETER.name)
 
 
 def user_file() -> Path:
@@ -31,14 +28,14 @@ def user_file() -> Path:
 
 
 @lru_cache(maxsize=8)
-def _entries(path: Path, stamp: float) -> dict[str, Choice]:
+def _entries(path: Path, stamp: float) -> dict[str, Entry]:
     with path.open(encoding="utf-8") as file:
         found = json.load(file)
-    entries: dict[str, Choice] = found["entries"]
+    entries: dict[str, Entry] = found["entries"]
     return entries
 
 
-def entries(path: Path) -> dict[str, Choice]:
+def entries(path: Path) -> dict[str, Entry]:
     """The entries of a file, read again when it changed; none where it does not exist."""
     try:
         return _entries(path, path.stat().st_mtime)
@@ -54,17 +51,17 @@ def key(problem: Problem) -> str:
     return str(problem.with_(device="cuda"))
 
 
-def tuned(problem: Problem) -> tuple[Choice | None, str]:
-    """The measured choice for a problem and where it comes from, or None and the name of the model."""
+def entry_of(problem: Problem, gpu: Gpu) -> tuple[Entry | None, str]:
+    """The measured entry for a problem and where it comes from; None where no tile was measured on such a card."""
     name = key(problem)
-    for path in (user_file(), SHIPPED):
+    for path in (user_file(), *([SHIPPED] if gpu.name in SHIPPED_FOR else [])):
         found = entries(path).get(name)
         if found is not None:
             return found, f"measured, entry '{name}' of {path.name}"
-    return None, "cost model (no measured entry)"
+    return None, ""
 
 
-def fields_of(choice: Choice) -> dict[str, Any]:
+def fields_of(choice: Entry) -> dict[str, Any]:
     """The tile's fields of a choice (lists become tuples)."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in choice.items()
             if name != "kernel"}

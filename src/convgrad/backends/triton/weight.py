@@ -9,7 +9,7 @@ than one run the float32 partial sums go to the workspace and `part_sums.py` add
 import triton
 import triton.language as tl
 
-from .elements import as_operand, as_result, has_nan, in_box, only, position, settled, wide
+from .elements import as_operand, as_result, block_steps, has_nan, in_box, only, position, wide
 from .gather import inside
 
 
@@ -25,7 +25,7 @@ def weight_kernel(
         P0: tl.constexpr, P1: tl.constexpr, P2: tl.constexpr,
         KG: tl.constexpr, CG: tl.constexpr, GP: tl.constexpr,  # output and input channels of a group; groups in a tile
         SPLITS: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr, ACC: tl.constexpr,
-        SETTLE: tl.constexpr, BY_PIXEL: tl.constexpr, SWAP: tl.constexpr, FLAT: tl.constexpr, SEG: tl.constexpr,
+        BY_PIXEL: tl.constexpr, SWAP: tl.constexpr, FLAT: tl.constexpr, SEG: tl.constexpr,
         TS: tl.constexpr, CB: tl.constexpr, BK: tl.constexpr,
         PN: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr):
     y_n, y_c, y_0, y_1, y_2 = yn * YALIGN, yc, y0 * YALIGN, y1 * YALIGN, y2 * YALIGN
@@ -86,6 +86,9 @@ def weight_kernel(
         acc = tl.zeros([TS * CB, BK], dtype=ACC)
     else:
         acc = tl.zeros([BK, TS * CB], dtype=ACC)
+    total = acc  # float64: of whole blocks of terms
+    DOUBLE: tl.constexpr = tl.float64 == ACC
+    BLOCK: tl.constexpr = block_steps(BP)
     begin = split * run
     end = tl.minimum(begin + run, boxes)
     for box in range(begin, end):
@@ -111,7 +114,7 @@ def weight_kernel(
             # a place in the line of X2*CG neighbours; a line that is not there starts far below zero
             place = (i2 - P2)[:, None] * CG + ((segment % SEGMENTS) * CB)[None, :]
             place = tl.where(valid, place, -(1 << 30))[:, :, None] + tl.arange(0, CB)[None, None, :]
-            b3 = tl.load(x_base + line[:, :, None] + place, mask=place.to(tl.uint32) < (X2 * CG).to(tl.uint32),
+            b3 = tl.load(x_base + line[:, :, None] + place, mask=place.to(tl.uint32) < tl.cast(X2 * CG, tl.uint32),
                          other=0.0)
             b = only(tl.reshape(b3, [BP, TS * CB]), pair_there[None, :])
         else:
@@ -130,8 +133,12 @@ def weight_kernel(
             acc = tl.dot(tl.trans(b), a, acc, input_precision=PRECISION, out_dtype=ACC)
         else:
             acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION, out_dtype=ACC)
-        if SETTLE:
-            acc = settled(acc)
+        if DOUBLE:
+            if (box - begin) % BLOCK == BLOCK - 1:
+                total += acc
+                acc = tl.zeros(acc.shape, dtype=ACC)
+    if DOUBLE:
+        acc += total
 
     # A zero that stands for padding times an infinite dy gives NaN: then sum again tap by tap with dy masked as well.
     # With one tap in the tile both operands are masked already; split precision leaves NaN where Inf meets a zero rest.

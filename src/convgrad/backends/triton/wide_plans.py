@@ -16,13 +16,14 @@ from typing import Any
 from ...problem import Problem
 from . import line_plans
 from .bias_parts import with_bias
-from .box_plans import channels_fit, tensors_fit
+from .box_plans import channels_fit, tensors_fit, whole_channels
 from .cells import collect_kernel
 from .geometry import Geometry, strides_of
-from .launch import INTERPRETED, Launch, Step
-from .line_plans import LineTile
-from .tiles import reduce_tile, workspace_limit
-from .tuning import Choice, fields_of
+from .kernel import Kernel, Prepared, Query
+from .launch import Launch, Step
+from .line_tiles import LineTile
+from .split_k import with_sums
+from .tiles import reduce_tile
 
 
 @dataclass(frozen=True)
@@ -94,112 +95,78 @@ def ways(problem: Problem, geo: Geometry) -> Iterator[Widening]:
                 yield Widening(fold, 1, swapped)
 
 
-def expected_to_pay(geo: Geometry) -> bool:
+def supports(problem: Problem, geo: Geometry) -> str | None:
     """Small groups, or few channels on one side."""
     fewest, most = sorted((geo.group_in, geo.group_out))
-    return (most <= 32 if geo.groups > 1 else fewest <= 16 and most <= 128) and geo.taps > 1
-
-
-def all_wide(problem: Problem, geo: Geometry, max_workspace: int | None) -> Iterator[tuple[Widening, LineTile]]:
-    limit = workspace_limit(geo, max_workspace)
-    for way in ways(problem, geo):
-        wide = wider(geo, way)
-        if not channels_fit(problem, wide):
-            continue
-        size = 4 * wide.groups * wide.group_out * wide.group_in * wide.taps
-        for tile in line_plans.all_lines(wide, limit):
-            if tile.splits * size <= limit:
-                yield way, tile
+    if not (most <= 32 if geo.groups > 1 else fewest <= 16 and most <= 128) or geo.taps == 1:
+        return "groups of at most 32 channels, or at most 16 channels on one side and 128 on the other, several taps"
+    return None if whole_channels(problem) else "16-bit operands with channels last only"
 
 
 @dataclass(frozen=True)
-class WidePlan:
-    """The weight gradient of a problem as part of a wider one: `take` says whether the tensors lie as it needs."""
+class WideTile:
+    """How a problem is part of a wider one, and the tile of that."""
 
-    geo: Geometry
     way: Widening
-    wide: Geometry
-    splits: int
-    seconds: float
-    step: Step  # (dy, x, partial) -> None, of the wider problem
-    collect: Step
-    note: str
-    bias_shape: tuple[int, int] = (0, 0)  # of the partial sums of the bias gradient; no rows where there can be none
+    lines: LineTile
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the partial sums."""
-        wide = self.wide
-        return (self.splits, wide.groups * wide.group_out, *wide.kernel, wide.group_in)
+    def seconds(self) -> float:
+        return self.lines.seconds
 
-    def views(self, dy: Any, x: Any) -> tuple[Any, Any] | None:
-        """dy and x as the wider problem sees them; None where positions do not follow each other without gaps."""
-        if self.geo.groups > 1:
-            return dy, x
-        if self.way.swapped:
-            dy, x = x, dy
-        seen = []
-        for tensor, fold in ((dy, self.way.fold), (x, self.way.fold * self.wide_stride)):
-            channels = tensor.shape[1]
-            if fold > 1:
-                if (channels > 1 and tensor.stride(1) != 1) or tensor.stride(-1) != channels:
-                    return None
-                shape = (*tensor.shape[:1], channels * fold, *tensor.shape[2:-1], tensor.shape[-1] // fold)
-                steps = (*tensor.stride()[:1], 1, *tensor.stride()[2:-1], channels * fold)
-                tensor = tensor.as_strided(shape, steps)
-            seen.append(tensor)
-        return seen[0], seen[1]
-
-    @property
-    def wide_stride(self) -> int:
-        return 1 if self.way.swapped else self.geo.stride[2]
-
-    def take(self, dy: Any, x: Any) -> bool:
-        seen = self.views(dy, x)
-        return seen is not None and tensors_fit(*seen)
-
-    def write(self, dy: Any, x: Any, partial: Any, result: Any, *bias: Any) -> None:
-        seen = self.views(dy, x)
-        assert seen is not None
-        self.step(*seen, partial.permute(0, 1, 5, 2, 3, 4), *bias[:1])
-        self.collect(partial, result, *bias)
+    @classmethod
+    def of(cls, fold: int, GP: int, swapped: bool, **lines: Any) -> WideTile:
+        return cls(Widening(fold, GP, swapped), LineTile(**lines))
 
 
-def for_problem(problem: Problem, geo: Geometry, max_workspace: int | None, choice: Choice | None) -> WidePlan | None:
-    """The plan of the measured choice, or of the cost model; None where nothing fits or another kernel was chosen."""
-    if INTERPRETED or (choice is not None and choice["kernel"] != "wide"):
-        return None
-    if choice is not None:
-        fields = fields_of(choice)
-        way = Widening(fields.pop("fold"), fields.pop("GP"), fields.pop("swapped"))
-        return wide_plan(geo, way, LineTile(**fields))
-    if not expected_to_pay(geo):
-        return None
-    best = min(all_wide(problem, geo, max_workspace), key=lambda pair: pair[1].seconds, default=None)
-    return None if best is None else wide_plan(geo, *best)
+def tiles(query: Query) -> Iterator[WideTile]:
+    geo, limit = query.geo, query.limit
+    for way in ways(query.problem, geo):
+        wide = wider(geo, way)
+        seen = views(geo, way, *query.operands)
+        if not channels_fit(query.problem, wide) or seen is None or not tensors_fit(*seen):
+            continue
+        size = 4 * wide.groups * wide.group_out * wide.group_in * wide.taps
+        for tile in line_plans.all_lines(wide, limit, query.gpu):
+            if tile.splits * size <= limit:
+                yield WideTile(way, tile)
 
 
-def worth_measuring(problem: Problem, geo: Geometry, count: int = 6) -> list[Choice]:
-    """The best tiles of different kinds, as choices."""
-    if INTERPRETED or not expected_to_pay(geo):
-        return []
-    found: list[Choice] = []
-    kinds: set[tuple[Any, ...]] = set()
-    for way, tile in sorted(all_wide(problem, geo, None), key=lambda pair: pair[1].seconds):
-        kind = (way, tile.axis if tile.NT > 1 else 3, tile.chain)
-        if kind not in kinds:
-            kinds.add(kind)
-            values = {**way.__dict__, **tile.__dict__}
-            found.append({"kernel": "wide", **{name: list(value) if isinstance(value, tuple) else value
-                                               for name, value in values.items()}})
-    return found[:count]
+def views(geo: Geometry, way: Widening, dy: Any, x: Any) -> tuple[Any, Any] | None:
+    """dy and x as the wider problem sees them; None where positions do not follow each other without gaps."""
+    if geo.groups > 1:
+        return dy, x
+    stride = 1 if way.swapped else geo.stride[2]
+    if way.swapped:
+        dy, x = x, dy
+    seen = []
+    for tensor, fold in ((dy, way.fold), (x, way.fold * stride)):
+        channels = tensor.shape[1]
+        if fold > 1:
+            if (channels > 1 and tensor.stride(1) != 1) or tensor.stride(-1) != channels:
+                return None
+            shape = (*tensor.shape[:1], channels * fold, *tensor.shape[2:-1], tensor.shape[-1] // fold)
+            steps = (*tensor.stride()[:1], 1, *tensor.stride()[2:-1], channels * fold)
+            tensor = tensor.as_strided(shape, steps)
+        seen.append(tensor)
+    return seen[0], seen[1]
 
 
-def wide_plan(geo: Geometry, way: Widening, tile: LineTile) -> WidePlan:
+def build(query: Query, tile: WideTile) -> Prepared:
+    geo, way, splits = query.geo, tile.way, tile.lines.splits
     wide = wider(geo, way)
-    return WidePlan(geo, way, wide, tile.splits, tile.seconds, line_plans.line_weight(wide, tile),
-                    collect_step(geo, way, wide, tile.splits), f"{tile}; {way}",
-                    (0 if way.swapped else way.fold * line_plans.bias_rows(wide, tile), geo.groups * geo.group_out))
+    step, collect = line_plans.line_weight(wide, tile.lines), collect_step(geo, way, wide, splits)
+    bias_rows = 0 if way.swapped else way.fold * line_plans.bias_rows(wide, tile.lines)
+
+    def write(dy: Any, x: Any, partial: Any, result: Any, *bias: Any) -> None:
+        seen = views(geo, way, dy, x)
+        assert seen is not None
+        step(*seen, partial.permute(0, 1, 5, 2, 3, 4), *bias[:1])
+        collect(partial, result, *bias)
+
+    shape = (splits, wide.groups * wide.group_out, *wide.kernel, wide.group_in)
+    return with_sums(query, f"wide_{query.short}_{way.fold}x{way.GP}_split{splits}", f"{tile.lines}; {way}", shape,
+                     (bias_rows, geo.groups * geo.group_out), write)
 
 
 def collect_step(geo: Geometry, way: Widening, wide: Geometry, splits: int, folded: bool = True) -> Step:
@@ -222,3 +189,7 @@ def collect_step(geo: Geometry, way: Widening, wide: Geometry, splits: int, fold
                                 constants, 4, 1), *bias)
 
     return Step(collect_kernel, launch)
+
+
+KERNEL = Kernel("wide", frozenset({"weight"}), supports, lambda query: None, tiles, build, WideTile.of,
+                kind=lambda query, tile: (tile.way, tile.lines.axis if tile.lines.NT > 1 else 3, tile.lines.chain))

@@ -18,14 +18,17 @@ from .conv_types import (
     half,
     int32_t,
 )
-from .cpp import to_cpp_stub
+from .cpp import to_cpp_filter_stub, to_cpp_host, to_cpp_stub
 from .duration import LongRun, model_seconds
 from .filter_kernel import Conv3DBackpropFilter, FilterBlock
 from .filter_operator import FilterPiece, filter_types, find_filter_tiling, run_filter, split_filter_pieces
+from .filter_picture import draw_filter
 from .filter_tiling import Conv3dBpFilterTiling, DwTiling, TConv3DBpFilterTiling
 from .global_tensor import GlobalTensor
 from .kernel import Conv3DBackpropInput, conv_types
+from .kernel_object import EndMissing
 from .misuse import MISTAKES, Misuse, OutOfBounds
+from .namespaces import AscendC, ConvBackpropApi, ConvCommonApi, optiling, platform_ascendc
 from .operator import Conv3DTranspose, TransposeBlock, describe, find_tiling, run
 from .picture import draw
 from .piece_checks import check_coverage
@@ -39,13 +42,14 @@ from .traffic import Traffic, estimate
 from .walk import Block
 
 __all__ = [
-    "MISTAKES", "PRODUCTS", "B2Condition", "Block", "Conv3DBackpropFilter", "Conv3DBackpropInput",
-    "Conv3DBackpropInputTilingData", "Conv3DBpInputTiling", "Conv3DTranspose", "Conv3dBpFilterTiling", "ConvDtype",
-    "ConvFormat", "ConvType", "Difference", "DwTiling", "FilterBlock", "FilterPiece", "GlobalTensor", "IterateOrder",
-    "LongRun", "Misuse", "OutOfBounds", "Piece", "PlatformInfo", "TConv3DBackpropInputTiling", "TConv3DBpFilterTiling",
-    "TPosition", "Traffic", "TransposeBlock", "bfloat16_t", "check_against_reference", "check_coverage", "conv_types",
-    "describe", "draw", "estimate", "filter_types", "find_filter_tiling", "find_tiling", "fit_cores", "float32",
-    "half", "int32_t", "model_seconds", "pack_fractal_z_3d", "pack_ndc1hwc0", "run", "run_filter",
-    "split_filter_pieces", "split_pieces", "to_cpp_stub", "to_json_lines", "to_table", "to_text",
-    "unpack_fractal_z_3d", "unpack_ndc1hwc0",
+    "MISTAKES", "PRODUCTS", "AscendC", "B2Condition", "Block", "Conv3DBackpropFilter", "Conv3DBackpropInput",
+    "Conv3DBackpropInputTilingData", "Conv3DBpInputTiling", "Conv3DTranspose", "Conv3dBpFilterTiling",
+    "ConvBackpropApi", "ConvCommonApi", "ConvDtype", "ConvFormat", "ConvType", "Difference", "DwTiling", "EndMissing",
+    "FilterBlock", "FilterPiece", "GlobalTensor", "IterateOrder", "LongRun", "Misuse", "OutOfBounds", "Piece",
+    "PlatformInfo", "TConv3DBackpropInputTiling", "TConv3DBpFilterTiling", "TPosition", "Traffic", "TransposeBlock",
+    "bfloat16_t", "check_against_reference", "check_coverage", "conv_types", "describe", "draw", "draw_filter",
+    "estimate", "filter_types", "find_filter_tiling", "find_tiling", "fit_cores", "float32", "half", "int32_t",
+    "model_seconds", "optiling", "pack_fractal_z_3d", "pack_ndc1hwc0", "platform_ascendc", "run", "run_filter",
+    "split_filter_pieces", "split_pieces", "to_cpp_filter_stub", "to_cpp_host", "to_cpp_stub", "to_json_lines",
+    "to_table", "to_text", "unpack_fractal_z_3d", "unpack_ndc1hwc0",
 ]

@@ -23,7 +23,7 @@ class CallOrder:
     def __init__(self, name: str, setters: tuple[str, ...], strict: bool) -> None:
         self.name, self.setters, self.strict = name, setters, strict
         self.initialised = self.ended = self.finished = False
-        self.block_ready = self.block_taken = self.setter_since_start = False
+        self.block_ready = self.block_taken = self.setter_since_start = self.started = False
         self.given: set[str] = set()
 
     def refuse(self, mistake: str, message: str) -> None:
@@ -71,10 +71,11 @@ class CallOrder:
                         "without GetTensorC it is lost")
 
     def computed(self) -> None:
+        self.started = True
         self.block_ready, self.block_taken, self.finished = True, False, False
 
     def exhausted(self) -> None:
-        self.block_ready, self.finished = False, True
+        self.block_ready, self.finished, self.started = False, True, True
 
     def take(self) -> None:
         """Note a GetTensorC: there must be a block, and it leaves once."""
@@ -90,6 +91,13 @@ class CallOrder:
     def end(self) -> None:
         self.called("End")
         self.lose_block("End")
+        if not self.started:
+            self.refuse("end-early", f"{self.name}: End before the first Iterate; nothing was computed")
+        if not self.finished:
+            self.refuse("end-early", f"{self.name}: End in the middle of a piece; go on until Iterate returns False, "
+                        "or the rest of the piece is never written")
+        if self.setter_since_start:
+            self.refuse("end-early", f"{self.name}: End after the setters of a piece that was not iterated")
         self.ended = True
 
     def leave(self, failure: Any) -> bool:

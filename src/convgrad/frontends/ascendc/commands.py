@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,16 @@ from typing import Any
 import numpy as np
 
 from ...numbers import storage_dtype
+from ...plan import plan
 from ...problem import Conv, Problem, Unsupported
 from .compare import check_against_reference
 from .conv_types import ConvFormat
-from .cpp import to_cpp_stub
+from .cpp import to_cpp_filter_stub, to_cpp_host, to_cpp_stub
+from .drawing import Drawing
 from .duration import announcement
-from .filter_operator import find_filter_tiling, split_filter_pieces
+from .filter_operator import find_filter_tiling, run_filter, split_filter_pieces
+from .filter_picture import draw_filter
+from .filter_tiling import TConv3DBpFilterTiling
 from .operator import describe, find_tiling, run_tiling
 from .picture import draw
 from .pieces import split_pieces
@@ -27,6 +32,8 @@ from .trace import to_json_lines, to_text
 from .traffic import estimate
 from .walk import Block
 
+EXIT_CODES = ("exit codes: 0 done, 1 a block differs from the plain gradient, 2 bad input, 3 Ascend C has no tiling "
+              "for the problem")
 SHOWN_FIELDS = ("baseM", "baseK", "baseN", "stepKa", "stepKb", "al1Pbuffer", "bl1Pbuffer", "singleCoreM",
                 "singleCoreCin", "iterateOrder", "initOutputFlag", "backpropPadUp", "backpropPadDown",
                 "backpropPadLeft", "backpropPadRight", "backpropPadTail")
@@ -35,7 +42,11 @@ SHOWN_FIELDS = ("baseM", "baseK", "baseN", "stepKa", "stepKb", "al1Pbuffer", "bl
 def add_commands(subparsers: Any) -> None:
     """Add the command to the `convgrad` program."""
     parser = subparsers.add_parser(
-        "ascendc", help="show how Conv3DBackpropInput computes a problem: tiling, blocks, traffic, picture")
+        "ascendc", help="show how Conv3DBackpropInput computes a problem: tiling, blocks, traffic, picture",
+        epilog=EXIT_CODES,
+        description="Find the tiling of an input or weight gradient as the host side of Ascend C does, print the "
+                    "blocks that the kernel walks through and the bytes that move, draw them, run them on the CPU "
+                    "against the plain gradient, or print the calls in C++.")
     parser.add_argument("problem", type=problem_argument,
                         help='problem string, for example "input_grad f16 n1 c17 k15 i20x60x60 w2x2x2 s2x2x2"')
     parser.add_argument("--cores", type=core_count, default=1, help="number of AI cores (default 1)")
@@ -48,6 +59,8 @@ def add_commands(subparsers: Any) -> None:
     parser.add_argument("--png", type=Path, help="write the picture here")
     parser.add_argument("--json", type=Path, help="write one JSON line per Iterate here")
     parser.add_argument("--cpp", action="store_true", help="print the kernel loop in C++")
+    parser.add_argument("--cpp-host", action="store_true", help="print the setters of the host side in C++")
+    parser.add_argument("--ncdhw", action="store_true", help="dX in NCDHW, through a workspace (for --cpp and --run)")
     parser.add_argument("--run", action="store_true", dest="execute",
                         help="compute every block on small integers and compare with the plain gradient")
     parser.set_defaults(run=run)
@@ -76,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
         if problem.conv.groups != 1:
             name = "Conv3DBackpropInput" if problem.wrt == "input" else "Conv3DBackpropFilter"
             raise Unsupported(f"groups={problem.conv.groups}: {name} takes one group")
+        if problem.dtype == "float32":
+            print("note: float32 is not documented for this API, which lists half and bfloat16_t", file=sys.stderr)
         if problem.wrt == "weight":
             return show_filter(problem, conv, args)
         host = describe(conv.output_shape, conv.weight_shape, storage_dtype(problem.dtype), input_size=conv.in_size,
@@ -86,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     except (ValueError, TypeError, OSError) as error:
         print(f"convgrad: {error}", file=sys.stderr)
         return 2
-    return execute(tiling, problem, args.cores) if args.execute else 0
+    return execute(tiling, problem, args) if args.execute else 0
 
 
 def three_axes(conv: Conv) -> Conv:
@@ -128,18 +143,20 @@ def show_input(tiling: TConv3DBackpropInputTiling, args: argparse.Namespace) -> 
     if args.json:
         args.json.write_text(to_json_lines(block for piece in pieces
                                            for block in piece.walk(tiling).blocks(piece.core)))
-    if args.svg or args.png:
-        picture = draw(tiling, args.cores, depth=args.depth)
-        if args.svg:
-            args.svg.write_text(picture.to_svg(), encoding="utf-8")
-        if args.png:
-            args.png.write_bytes(picture.to_png())
+    write_picture(lambda: draw(tiling, args.cores, depth=args.depth), args)
+    if args.cpp_host:
+        print(to_cpp_host(tiling))
     if args.cpp:
-        print(to_cpp_stub(tiling, args.cores))
+        print(to_cpp_stub(tiling, args.cores, output_format(args)))
 
 
-def execute(tiling: TConv3DBackpropInputTiling, problem: Problem, cores: int) -> int:
+def output_format(args: argparse.Namespace) -> ConvFormat:
+    return ConvFormat.NCDHW if args.ncdhw else ConvFormat.NDC1HWC0
+
+
+def execute(tiling: TConv3DBackpropInputTiling, problem: Problem, args: argparse.Namespace) -> int:
     """Run every block on thin integers and compare."""
+    cores: int = args.cores
     said = announcement(tiling, cores)
     if said:
         print(said, file=sys.stderr)
@@ -147,16 +164,15 @@ def execute(tiling: TConv3DBackpropInputTiling, problem: Problem, cores: int) ->
     dy = rng.integers(-1, 2, (t.batch, t.cout, t.dout, t.ho, t.wo)).astype(dtype)
     w = rng.integers(-1, 2, (t.cout, t.cin, t.dk, t.hk, t.wk)).astype(dtype)
     trace: list[Block] = []
-    dx = run_tiling(t, dy, w, cores, ConvFormat.NDC1HWC0, fidelity="block", strict=True, trace=trace)
+    dx = run_tiling(t, dy, w, cores, output_format(args), fidelity="block", strict=True, trace=trace)
     difference = check_against_reference(dx, dy, w, t, trace)
     print("every block agrees with the plain gradient" if difference is None else str(difference))
     return 0 if difference is None else 1
 
 
 def show_filter(problem: Problem, conv: Conv, args: argparse.Namespace) -> int:
-    refused = [f"--{name}" for name, value in (
-        ("set", args.fields), ("svg", args.svg), ("png", args.png), ("json", args.json), ("cpp", args.cpp),
-        ("run", args.execute)) if value]
+    refused = [f"--{name}" for name, value in (("set", args.fields), ("json", args.json), ("ncdhw", args.ncdhw),
+                                               ("cpp-host", args.cpp_host)) if value]
     if refused:
         raise ValueError(f"{', '.join(refused)}: for input_grad only, this is weight_grad")
     cores: int = args.cores
@@ -166,8 +182,36 @@ def show_filter(problem: Problem, conv: Conv, args: argparse.Namespace) -> int:
     t = tiling.dwTiling
     pieces = split_filter_pieces(tiling, cores)
     print("tiling    " + "  ".join(f"{name}={getattr(t, name)}" for name in (
-        "baseM", "baseK", "baseN", "stepKa", "stepKb", "singleCoreCout", "singleCoreCin", "singleCoreHo",
-        "iterateOrder", "bl1Bound")))
+        "baseM", "baseK", "baseN", "stepKa", "stepKb", "al1Pbuffer", "bl1Pbuffer", "singleCoreCout", "singleCoreCin",
+        "singleCoreHo", "iterateOrder", "bl1Bound")))
     print("memory    " + "  ".join(f"{name} {value}" for name, value in t.memory_use().items()))
     print(f"pieces    {len(pieces)} on {cores} core(s), each added into dW")
+    write_picture(lambda: draw_filter(tiling, cores, kernel_depth=args.depth), args)
+    if args.cpp:
+        print(to_cpp_filter_stub(tiling, cores))
+    return execute_filter(tiling, conv, problem, cores) if args.execute else 0
+
+
+def execute_filter(tiling: TConv3DBpFilterTiling, conv: Conv, problem: Problem, cores: int) -> int:
+    """Run every block of the weight gradient on thin integers and compare with the plain gradient."""
+    rng, dtype = np.random.default_rng(0), storage_dtype(problem.dtype)
+    dy, x = (rng.integers(-1, 2, shape).astype(dtype) for shape in (conv.output_shape, conv.input_shape))
+    dw = run_filter(dy, x, kernel_size=conv.kernel_size, cores=cores, tiling=tiling)
+    plain = Problem(conv, "weight", "float32")
+    exact = np.empty(conv.weight_shape, np.float32)
+    plan(plain, backend="reference").run((dy.astype(np.float32), x.astype(np.float32)), (exact,), None)
+    wrong = np.argwhere(dw != exact)
+    if len(wrong):
+        print(f"{len(wrong)} of {exact.size} elements differ, the first at {tuple(map(int, wrong[0]))}")
+        return 1
+    print("every block agrees with the plain gradient")
     return 0
+
+
+def write_picture(make: Callable[[], Drawing], args: argparse.Namespace) -> None:
+    if args.svg or args.png:
+        picture = make()
+        if args.svg:
+            args.svg.write_text(picture.to_svg(), encoding="utf-8")
+        if args.png:
+            args.png.write_bytes(picture.to_png())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,10 @@ class Conv3DBackpropFilter(KernelObject[FilterBlock]):
         self._rows_of_m: dict[int, Array] = {}
         self._accumulator: Array | None = None
 
+    def __class_getitem__(cls, types: tuple[ConvType, ...]) -> partial[Any]:
+        """`Conv3DBackpropFilter[a, b, c, d]()` is `Conv3DBackpropFilter(a, b, c, d)`, as the template of the page."""
+        return partial(cls, *types)
+
     @property
     def tiling(self) -> DwTiling:
         if self._tiling is None:
@@ -156,7 +161,7 @@ class Conv3DBackpropFilter(KernelObject[FilterBlock]):
         self._same_type("SetGradOutput", gradOutput, self.SrcT)
         self._grad_output = gradOutput
 
-    def Iterate(self, enPartialSum: bool = False) -> bool:
+    def Iterate(self, enPartialSum: bool = False, *, sync: bool = True) -> bool:
         """Compute the next block; False, and nothing computed, when the piece is finished."""
         self._next_iterate(enPartialSum)
         if self.ctx.isFirstIter_:
@@ -248,19 +253,17 @@ class Conv3DBackpropFilter(KernelObject[FilterBlock]):
                     (t.strideH * t.wi * C0, t.strideW * C0, 1), f"{NAME}: block n={block.n} reads X")
         return b.reshape(rows * t.wo, -1)
 
-    def GetTensorC(self, output: GlobalTensor, enAtomic: int = 1, enSequentialWrite: bool = False) -> None:
+    def GetTensorC(self, output: GlobalTensor, enAtomic: int = 1, enSequentialWrite: bool = False, *,
+                   sync: bool = True) -> None:
         """Add the block to dW (`enAtomic=0` overwrites; `enSequentialWrite` puts it packed at `output`)."""
         self._take(output, float32, enAtomic)
         block, total, t = self.block, self._accumulator, self.tiling
         if block is None or total is None:
             return
-        buffer = output.buffer
-        if self.order.strict and enAtomic and buffer.untouched and not buffer.zero_checked:
-            if buffer.array.any():
-                first = int(np.flatnonzero(buffer.array)[0])
-                raise Misuse("not-zeroed", f"{NAME}: GetTensorC adds to dW, so dW must be zero before the first block; "
-                             f"element {first} is {float(buffer.array[first])}")
-            buffer.zero_checked = True
+        if self.order.strict:
+            self._check_apart(output, {"dY": self._grad_output, "X": self._input})
+            if enAtomic:
+                self._check_added(output, "dW")
         values = total.reshape(total.shape[0], -1, C0).transpose(1, 0, 2)  # (cin1 kh kw), cout, cin0
         start, fractal = block.offset, t.cout1 * BLOCK_OUT * C0
         if enSequentialWrite:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from ...blocked import BLOCK_OUT
 from .conv_types import KERNEL_TYPE, ConvDtype, ConvFormat, DType, IterateOrder, whole_numbers
-from .platform import PlatformInfo, has_api
+from .platform import PlatformInfo
 from .setters import AXES, PAD_NAMES, TilingSetters
 from .tiling_struct import ACCUMULATOR_BYTES, ceil_div
 
@@ -93,13 +93,16 @@ class DwTiling:
 
     def input_rows(self, pixels: int) -> int:
         """Return how many X rows a run of `pixels` outputs needs."""
-        rows = min(ceil_div(pixels, self.wo) + (1 if pixels % self.wo else 0), self.ho)
+        whole = pixels % self.wo == 0 or self.wo % pixels == 0  # a run never crosses the end of a row
+        rows = min(ceil_div(pixels, self.wo) + (0 if whole else 1), self.ho)
         return (rows - 1) * self.strideH + (self.hk - 1) * self.dilationH + 1
 
     def memory_use(self) -> dict[str, int]:
         """Return the bytes in use by level; L1 by queue."""
         e = 2
-        groups = ceil_div(self.baseN, self.hk * self.wk * C0) + (1 if self.baseN % (self.hk * self.wk * C0) else 0)
+        window = self.hk * self.wk * C0
+        whole = self.baseN % window == 0 or window % self.baseN == 0  # a block never crosses into another group
+        groups = ceil_div(self.baseN, window) + (0 if whole else 1)
         b_elements = min(groups, self.cin1) * self.input_rows(self.stepKb * self.baseK) * self.wi * C0
         return {"L0A": self.baseM * self.baseK * e, "L0B": self.baseK * self.baseN * e,
                 "L0C": self.cl0Pbuffer * self.baseM * self.baseN * ACCUMULATOR_BYTES,
@@ -200,20 +203,14 @@ class Conv3dBpFilterTiling(TilingSetters):
         return 0
 
     def _rules(self) -> list[str]:
-        found = []
-        if not has_api(self.platform):
-            found.append(f"the API does not exist on {self.platform.socVersion} (Atlas A2 and A3 only)")
+        found = self._first_refusals({"weight": (ConvFormat.FRACTAL_Z_3D,), "input": (ConvFormat.NDC1HWC0,),
+                                      "grad_output": (ConvFormat.NDC1HWC0,)})
         for what, values in (("weight", self._weight), ("input", self._input), ("dY", self._grad_output),
                              ("stride", self._stride), ("dilation", self._dilation)):
             if min(values) <= 0:
                 found.append(f"{what} {values} must be positive in every place")
         if min(self._padding) < 0:
             found.append(f"padding {self._padding} must not be negative")
-        for tensor, name, wanted in (("weight", "weight", ConvFormat.FRACTAL_Z_3D),
-                                     ("input", "input", ConvFormat.NDC1HWC0),
-                                     ("grad_output", "GradOutput", ConvFormat.NDC1HWC0)):
-            if self._formats[tensor] != wanted:
-                found.append(f"{name} format is {self._formats[tensor].name}, it must be {wanted.name}")
         if self._dtypes["weight"] != ConvDtype.FLOAT32:
             found.append(f"weight type is {self._dtypes['weight'].name}, dW is always FLOAT32")
         dtype = self._dtypes["input"]
@@ -267,13 +264,26 @@ def find_tile(t: DwTiling, platform: PlatformInfo) -> DwTiling | None:
             choices.append((cost, -base_m * base_n, base_m, base_n))
     whole = t.with_(singleCoreHo=t.ho, singleCoreCin=t.cin1 * C0, singleCoreCout=m,
                     iterateOrder=int(IterateOrder.ORDER_N if m > n else IterateOrder.ORDER_M))
-    for _, _, base_m, base_n in sorted(choices):
+    choices.sort()
+    for a_buffers, b_buffers in ((2, 2), (2, 1), (1, 2), (1, 1)):  # one buffer where two do not fit
+        tile = first_fitting(whole.with_(al1Pbuffer=a_buffers, bl1Pbuffer=b_buffers), choices, platform)
+        if tile is not None:
+            return tile.with_(bl1Bound=tile.memory_use()["L1B"] // (2 * tile.bl1Pbuffer))
+    return None
+
+
+def first_fitting(whole: DwTiling, choices: list[tuple[int, int, int, int]],
+                  platform: PlatformInfo) -> DwTiling | None:
+    """The cheapest block size for which some length of K fits L0 and L1, with the longest such K."""
+    for _, _, base_m, base_n in choices:
         limit = min(platform.l0ASize, platform.l0BSize) // 2 // (2 * max(base_m, base_n))
-        base_k = min(limit // C0, ceil_div(t.ho * t.wo, C0)) * C0
-        if not base_k:
-            continue
-        for steps in (16, 8, 4, 2, 1):
-            tile = whole.with_(baseM=base_m, baseN=base_n, baseK=base_k, stepKa=steps, stepKb=steps)
-            if not tile.problems(platform):
-                return tile.with_(bl1Bound=tile.memory_use()["L1B"] // (2 * tile.bl1Pbuffer))
+        longest = min(limit // C0, ceil_div(whole.ho * whole.wo, C0))
+        lengths = [longest * C0] if longest else []
+        if longest > 1:
+            lengths.append(C0)  # the shortest run of pixels, for rows that fill L1
+        for base_k in lengths:
+            for steps in (16, 8, 4, 2, 1):
+                tile = whole.with_(baseM=base_m, baseN=base_n, baseK=base_k, stepKa=steps, stepKb=steps)
+                if not tile.problems(platform):
+                    return tile
     return None

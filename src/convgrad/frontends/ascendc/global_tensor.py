@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,18 @@ class Buffer:
         self.writes = 0
         self.zero_checked = False
         self._write_counts: Array | None = None
+        self.writers: list[weakref.ref[Any]] = []  # call orders of the objects that wrote here
+        self.slots: dict[int, tuple[int, object]] = {}  # first element -> (length, owner) of blocks to be transposed
+
+    @staticmethod
+    def of(array: Array) -> Buffer:
+        """The buffer of a memory: the one that another GlobalTensor of the same memory has, or a new one."""
+        array = np.asarray(array)
+        key = (array.__array_interface__["data"][0], array.nbytes, array.dtype.str)
+        known = _buffers.get(key)
+        if known is None or not array.size:
+            known = _buffers[key] = Buffer(array)
+        return known
 
     @property
     def write_counts(self) -> Array:
@@ -44,6 +57,10 @@ class Buffer:
         self._write_counts = None
         self.writes = 0
         self.zero_checked = False
+        self.writers.clear()
+
+
+_buffers: weakref.WeakValueDictionary[tuple[int, int, str], Buffer] = weakref.WeakValueDictionary()
 
 
 class GlobalTensor:
@@ -52,26 +69,26 @@ class GlobalTensor:
     Parameters
     ----------
     array : C-ordered NumPy array of any shape, optional
-        The memory; it is shared, not copied. `SetGlobalBuffer` gives it later. Make one GlobalTensor per memory and
-        index it: reads and writes are counted by that one and its shifted views together.
+        The memory; it is shared, not copied. `SetGlobalBuffer` gives it later. Reads and writes are counted for the
+        memory, by all GlobalTensors of it together.
     offset : int
         Elements from its start.
     """
 
     def __init__(self, array: Array | Buffer | None = None, offset: int = 0) -> None:
-        self._buffer = array if isinstance(array, Buffer) or array is None else Buffer(array)
+        self._buffer = array if isinstance(array, Buffer) or array is None else Buffer.of(array)
         self.offset = operator.index(offset)
         if self._buffer is not None and not 0 <= self.offset <= self._buffer.array.size:
             raise OutOfBounds(f"GlobalTensor offset {self.offset} lies outside its {self._buffer.array.size} elements")
 
     def SetGlobalBuffer(self, array: Array, size: int | None = None) -> None:
         """Point to the start of `array`, or of its first `size` elements."""
-        buffer = Buffer(array)
+        array = np.asarray(array)
         if size is not None:
-            if not 0 <= size <= buffer.array.size:
-                raise OutOfBounds(f"SetGlobalBuffer: size={size}, the array has {buffer.array.size} elements")
-            buffer.array = buffer.array[:size]
-        self._buffer, self.offset = buffer, 0
+            if not 0 <= size <= array.size:
+                raise OutOfBounds(f"SetGlobalBuffer: size={size}, the array has {array.size} elements")
+            array = np.ascontiguousarray(array).reshape(-1)[:size] if array.flags.c_contiguous else array
+        self._buffer, self.offset = Buffer.of(array), 0
 
     @property
     def buffer(self) -> Buffer:

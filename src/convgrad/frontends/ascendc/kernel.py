@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,11 @@ class Conv3DBackpropInput(KernelObject[Block]):
         self._columns: dict[tuple[int, int], Array] = {}  # weights of (kernel depth, n), as a K x N matrix
         self._accumulator: Array | None = None
         self.dumped: Block | None = None  # NCDHW: the block in the workspace slot, until TransposeBlock moves it
+        self.dumped_to: GlobalTensor | None = None
+
+    def __class_getitem__(cls, types: tuple[ConvType, ...]) -> partial[Any]:
+        """`Conv3DBackpropInput[a, b, c, d]()` is `Conv3DBackpropInput(a, b, c, d)`, as the template of the page."""
+        return partial(cls, *types)
 
     # Description of the piece
 
@@ -129,6 +135,9 @@ class Conv3DBackpropInput(KernelObject[Block]):
                 raise Misuse("tiling-invalid", f"{NAME}: Init with an unusable tiling: {'; '.join(found)}")
         c0 = 32 // self.SrcT.itemsize
         made_for = tiling.element_type
+        if tiling.output_format is not None and tiling.output_format != self.output_format:
+            self.order.refuse("types", f"{NAME}: SetInputType said {tiling.output_format.name} on the host, "
+                              f"gradInputType is {self.output_format.name}")
         if tiling.c0 != c0 or (made_for is not None and made_for != self.SrcT):
             made = type_name(made_for) if made_for is not None else f"c0={tiling.c0}"
             self.order.refuse("types", f"{NAME}: the tiling was made for {made}, the object for "
@@ -168,7 +177,7 @@ class Conv3DBackpropInput(KernelObject[Block]):
 
     # The loop
 
-    def Iterate(self, enPartialSum: bool = False) -> bool:
+    def Iterate(self, enPartialSum: bool = False, *, sync: bool = True) -> bool:
         """Compute the next block; False, and nothing computed, when the piece is finished."""
         self._next_iterate(enPartialSum)
         if self.ctx.isFirstIter_:
@@ -271,18 +280,23 @@ class Conv3DBackpropInput(KernelObject[Block]):
                 used.transpose(3, 1, 2, 4, 0, 5).astype(np.float32)).reshape(-1, groups * t.c0)
         return self._columns[key]
 
-    def GetTensorC(self, output: GlobalTensor, enAtomic: int = 0, enSequentialWrite: bool = False) -> None:
+    def GetTensorC(self, output: GlobalTensor, enAtomic: int = 0, enSequentialWrite: bool = False, *,
+                   sync: bool = True) -> None:
         """Round the block once and move it to its place: from `output`, which carries no depth offset."""
         self._take(output, self.DstT, enAtomic)
         if enSequentialWrite:
             raise Unsupported(f"{NAME}: enSequentialWrite writes nothing for dX; leave it False")
         block = self._current(self.block)
         strict, t = self.order.strict, self.tiling
+        if strict:
+            self._check_apart(output, {"dY": self._grad_output, "the weight": self._weight})
         if strict and self.output_format == ConvFormat.NDC1HWC0:
             check_output(self._pointers(), output)
             check_zeroed(t, output)
-        elif strict and self.dumped is not None:
-            check_workspace(t, output, self.dumped)
+            if enAtomic:
+                self._check_added(output, "dX")
+        elif strict:
+            check_workspace(self, output)
         if self._accumulator is None:
             return
         with np.errstate(over="ignore", invalid="ignore"):
@@ -290,7 +304,8 @@ class Conv3DBackpropInput(KernelObject[Block]):
         if self.output_format == ConvFormat.NCDHW:
             slot = self.block_idx * t.baseM * t.baseN
             output.write(slot, values, (block.run_length, t.c0, 1), check=False, what="workspace writes")
-            self.dumped = block
+            self.dumped, self.dumped_to = block, output
+            output.buffer.slots[output.offset + slot] = (t.baseM * t.baseN, self)
         else:
             output.write(block.offset, values, (block.run_stride, t.c0, 1), atomic=bool(enAtomic), check=strict,
                          what=f"{NAME}: block m={block.m} n={block.n} of depth {block.depth} writes dX")
@@ -298,6 +313,16 @@ class Conv3DBackpropInput(KernelObject[Block]):
     def IterateAll(self, output: GlobalTensor, enAtomic: int = 0) -> None:
         """Compute and write the whole piece, then set `ctx.isFirstIter_` (an extension of this model)."""
         self._iterate_all(output, enAtomic)
+
+    def End(self) -> None:
+        """Free the queues; once, last, and with no block left in the workspace."""
+        if self.dumped is not None:
+            self.order.refuse("not-transposed", f"{NAME}: End while block m={self.dumped.m} n={self.dumped.n} of depth "
+                              f"{self.dumped.depth} lies in the workspace; with an NCDHW gradInputType TransposeBlock "
+                              "brings each block to its place in dX")
+        super().End()
+
+    end = End
 
     # The same methods in Python's spelling (an extension of this model)
     init, iterate, get_tensor_c, iterate_all = Init, Iterate, GetTensorC, IterateAll

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from types import TracebackType
@@ -16,6 +18,10 @@ from .global_tensor import GlobalTensor
 from .misuse import Misuse
 
 BlockT = TypeVar("BlockT")
+
+
+class EndMissing(UserWarning):
+    """A convolution object that computed blocks went away without End."""
 
 
 class KernelObject(ABC, Generic[BlockT]):
@@ -34,12 +40,13 @@ class KernelObject(ABC, Generic[BlockT]):
         self.block: BlockT | None = None
 
     @abstractmethod
-    def Iterate(self, enPartialSum: bool = False) -> bool:
-        """Compute the next block; False, and nothing computed, when the piece is finished."""
+    def Iterate(self, enPartialSum: bool = False, *, sync: bool = True) -> bool:
+        """Compute the next block; False, and nothing computed, when the piece is finished. `sync` is reserved."""
 
     @abstractmethod
-    def GetTensorC(self, output: GlobalTensor, enAtomic: int = 0, enSequentialWrite: bool = False) -> None:
-        """Move the block to its place in `output`."""
+    def GetTensorC(self, output: GlobalTensor, enAtomic: int = 0, enSequentialWrite: bool = False, *,
+                   sync: bool = True) -> None:
+        """Move the block to its place in `output`. `sync` is reserved."""
 
     def _next_iterate(self, enPartialSum: bool) -> None:
         """Check that Iterate may be called now."""
@@ -60,6 +67,24 @@ class KernelObject(ABC, Generic[BlockT]):
         self._same_type("GetTensorC", output, expected)
         if enAtomic not in (0, 1):
             raise ValueError(f"GetTensorC: enAtomic={enAtomic!r} is neither 0 (overwrite) nor 1 (add)")
+        output.buffer.writers.append(weakref.ref(self.order))
+
+    def _check_apart(self, output: GlobalTensor, operands: dict[str, GlobalTensor | None]) -> None:
+        """Refuse an output that lies on an operand: later blocks would read results as data."""
+        for name, tensor in operands.items():
+            if tensor is not None and np.may_share_memory(output.buffer.array, tensor.buffer.array):
+                raise Misuse("operand-overwritten", f"{self.order.name}: GetTensorC into the memory of {name}; the "
+                             "blocks that follow would read what it wrote")
+
+    def _check_added(self, output: GlobalTensor, result: str) -> None:
+        """Refuse to add to memory that is not zero before the first block."""
+        buffer = output.buffer
+        if buffer.untouched and not buffer.zero_checked:
+            if buffer.array.any():
+                first = int(np.flatnonzero(buffer.array)[0])
+                raise Misuse("not-zeroed", f"{self.order.name}: GetTensorC adds to {result}, so {result} must be zero "
+                             f"before the first block; element {first} is {float(buffer.array[first])}")
+            buffer.zero_checked = True
 
     def _same_type(self, method: str, tensor: GlobalTensor, expected: np.dtype[Any]) -> None:
         if not isinstance(tensor, GlobalTensor):
@@ -84,6 +109,11 @@ class KernelObject(ABC, Generic[BlockT]):
         self.order.end()
 
     end = End
+
+    def __del__(self) -> None:
+        order = getattr(self, "order", None)
+        if order is not None and order.strict and order.finished and not order.ended:
+            warnings.warn(f"{order.name} was given up without End", EndMissing, stacklevel=2)
 
     def __enter__(self: SelfT) -> SelfT:
         return self

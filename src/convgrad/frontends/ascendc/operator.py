@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from .conv_types import DOCUMENTED_TYPES, UNDOCUMENTED_TYPES, ConvFormat, TPosit
 from .duration import LongRun, announcement
 from .global_tensor import GlobalTensor
 from .kernel import Conv3DBackpropInput, conv_types
+from .misuse import Misuse
 from .piece_checks import check_coverage, check_zeroed
 from .pieces import Piece, split_pieces
 from .platform import PlatformInfo
@@ -62,6 +64,7 @@ def find_tiling(host: Conv3DBpInputTiling, cores: int = 1) -> TConv3DBackpropInp
     tiling = TConv3DBackpropInputTiling()
     if host.GetTiling(tiling):
         raise Unsupported("Conv3DBackpropInput: " + "; ".join(host.explain().splitlines()))
+    tiling.output_format = None  # the object that runs it says how dX is stored
     return fit_cores(tiling, cores)
 
 
@@ -188,6 +191,22 @@ def set_piece(op: Conv3DBackpropInput, piece: Piece, grad_output: GlobalTensor, 
     op.SetWeight(weight[piece.offsetB])
 
 
+def check_transposed(op: Conv3DBackpropInput, workspace: GlobalTensor, output: GlobalTensor) -> None:
+    """Check that TransposeBlock reads the memory that GetTensorC wrote, and writes other memory, from its start."""
+    source = op.dumped_to
+    if source is not None and (source.buffer is not workspace.buffer or source.offset != workspace.offset):
+        raise Misuse("workspace", "Conv3DBackpropInput: TransposeBlock reads another workspace than the one that "
+                     f"GetTensorC wrote (offset {workspace.offset}, written at {source.offset})")
+    if np.may_share_memory(workspace.buffer.array, output.buffer.array):
+        raise Misuse("workspace", "Conv3DBackpropInput: TransposeBlock from and into the same memory; the workspace "
+                     "and dX are two")
+    t = op.tiling
+    size = t.batch * t.cin * t.di * t.hi * t.wi
+    if output.offset or output.buffer.array.size != size:
+        raise Misuse("output-offset", f"Conv3DBackpropInput: TransposeBlock takes dX from its start, {size} elements "
+                     f"in NCDHW; got {output.buffer.array.size} elements from {output.offset} on")
+
+
 def TransposeBlock(op: Conv3DBackpropInput, workspace: GlobalTensor, output: GlobalTensor) -> None:
     """Move the block that GetTensorC put into the core's workspace slot to its place in an NCDHW output.
 
@@ -203,7 +222,12 @@ def TransposeBlock(op: Conv3DBackpropInput, workspace: GlobalTensor, output: Glo
     if op.dumped is not block:
         op.order.refuse("no-block", f"Conv3DBackpropInput: TransposeBlock of block m={block.m} n={block.n}, which is "
                         "not in the workspace; GetTensorC(workspace) comes first, then one TransposeBlock")
-    op.dumped = None
+    if op.order.strict:
+        check_transposed(op, workspace, output)
+    if op.dumped_to is not None:
+        op.dumped_to.buffer.slots.pop(op.dumped_to.offset + op.block_idx * t.baseM * t.baseN, None)
+    op.dumped = op.dumped_to = None
+    output.buffer.writers.append(weakref.ref(op.order))
     slot = workspace.read(op.block_idx * t.baseM * t.baseN, (block.runs, block.pixels, t.c0),
                           (block.run_length, t.c0, 1), "workspace reads")
     first = block.channels[0]

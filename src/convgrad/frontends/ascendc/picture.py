@@ -131,7 +131,7 @@ def plane_blocks(t: TConv3DBackpropInputTiling, cores: int, sample: int, depth: 
 def draw_blocks(drawing: Drawing, grid: Grid, t: TConv3DBackpropInputTiling, shown: list[tuple[str, Block]],
                 chosen: Block) -> None:
     drawing.add(Text(grid.x, grid.y - 28, f"dX plane: n={chosen.batch} d={chosen.depth} channels "
-                     f"{chosen.channels[0]}..{chosen.channels[1]}"),
+                     f"{chosen.channels[0]}..{min(chosen.channels[1], t.cin - 1)}"),
                 Text(grid.x, grid.y - 16, "block = Iterate" if ":" not in shown[0][0] else "block = piece:Iterate", 1,
                      GREY))
     drawing.add(grid.area(0, 0, t.hi, t.wi, fill=UNWRITTEN, outline=GREY, title="not written: no dY row reaches it"))

@@ -6,7 +6,7 @@ dY pointer fixes the sample, the weight pointer fixes the channels, and all thre
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,10 @@ from .conv_types import ConvFormat
 from .global_tensor import GlobalTensor
 from .misuse import Misuse
 from .tiling_struct import TConv3DBackpropInputTiling, ceil_div
-from .walk import Block, PieceShape
+from .walk import PieceShape
+
+if TYPE_CHECKING:
+    from .kernel import Conv3DBackpropInput
 
 NAME = "Conv3DBackpropInput"
 
@@ -175,13 +178,25 @@ def check_output(p: PiecePointers, output: GlobalTensor) -> None:
                  f"{output.offset}, {difference:+d} elements away")
 
 
-def check_workspace(t: TConv3DBackpropInputTiling, output: GlobalTensor, dumped: Block) -> None:
-    """Check that an NCDHW output is not dX itself: GetTensorC puts block after block into one workspace slot."""
-    size = output.buffer.array.size
-    if size in (t.batch * t.output_sample, t.batch * t.cin * t.di * t.hi * t.wi):
-        raise Misuse("workspace", f"{NAME}: GetTensorC over block m={dumped.m} n={dumped.n} of depth {dumped.depth}, "
-                     "which TransposeBlock has not moved. With an NCDHW gradInputType GetTensorC takes a workspace of "
-                     f"baseM*baseN = {t.baseM * t.baseN} elements per core, not dX itself ({size} elements)")
+def check_workspace(op: Conv3DBackpropInput, output: GlobalTensor) -> None:
+    """Check that an NCDHW block goes to a free slot of a workspace: GetTensorC puts every block into the same one."""
+    t, dumped = op.tiling, op.dumped
+    length = t.baseM * t.baseN
+    first = output.offset + op.block_idx * length
+    if dumped is not None:
+        size = output.buffer.array.size
+        if size in (t.batch * t.output_sample, t.batch * t.cin * t.di * t.hi * t.wi):
+            raise Misuse("workspace", f"{NAME}: GetTensorC over block m={dumped.m} n={dumped.n} of depth "
+                         f"{dumped.depth}, which TransposeBlock has not moved. With an NCDHW gradInputType GetTensorC "
+                         f"takes a workspace of baseM*baseN = {length} elements per core, not dX itself ({size} "
+                         "elements)")
+        raise Misuse("not-transposed", f"{NAME}: GetTensorC while block m={dumped.m} n={dumped.n} of depth "
+                     f"{dumped.depth} still lies in the workspace; TransposeBlock moves it first")
+    for start, (taken, owner) in output.buffer.slots.items():
+        if start < first + length and first < start + taken and owner is not op:
+            raise Misuse("operand-overwritten", f"{NAME}: GetTensorC into the workspace slot at {first}, where the "
+                         f"block of another core (slot at {start}) waits for TransposeBlock; each core has its own "
+                         f"block_idx and baseM*baseN = {length} elements")
 
 
 def check_zeroed(t: TConv3DBackpropInputTiling, output: GlobalTensor) -> None:
@@ -217,6 +232,11 @@ def check_coverage(output: GlobalTensor, tiling: TConv3DBackpropInputTiling,
     Call it when all cores are done. With initOutputFlag, elements that no dY reaches may be left as they were zeroed.
     """
     t = tiling
+    open_objects = {id(order) for order in (writer() for writer in output.buffer.writers)
+                    if order is not None and order.strict and not order.ended}
+    if open_objects:
+        raise Misuse("end-missing", f"{NAME}: {len(open_objects)} object(s) that wrote dX have not called End; it "
+                     "comes once, after the last piece, and before the result is read")
     shape: tuple[int, ...] = (t.batch, t.di, t.cin1, t.hi, t.wi, t.c0)
     if format == ConvFormat.NCDHW:
         shape = (t.batch, t.cin, t.di, t.hi, t.wi)

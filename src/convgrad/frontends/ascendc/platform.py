@@ -54,6 +54,15 @@ PRODUCTS = {
     "Ascend950": Product("Atlas 350", PlatformInfo("Ascend950", l0CSize=262144, ubSize=253952), False),
 }
 
+
+def check_known(info: PlatformInfo) -> None:
+    """Raise ValueError for a chip that is in no row of the table."""
+    if not isinstance(info, PlatformInfo):
+        raise TypeError(f"platform must be a PlatformInfo, got {type(info).__name__}")
+    if not any(info.socVersion.startswith(name) for name in PRODUCTS):
+        raise ValueError(f"socVersion {info.socVersion!r} is none of {', '.join(PRODUCTS)}")
+
+
 def has_api(info: PlatformInfo) -> bool:
     """Return whether the convolution backward API exists on this chip: "Ascend910B3" is an Ascend910B."""
     return any(product.has_api and info.socVersion.startswith(name) for name, product in PRODUCTS.items())

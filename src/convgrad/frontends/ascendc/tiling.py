@@ -7,7 +7,7 @@ from typing import Any
 
 from ...problem import checked_padding
 from .conv_types import HOST_TYPE, KERNEL_TYPE, ConvDtype, ConvFormat, whole_numbers
-from .platform import PlatformInfo, has_api
+from .platform import PlatformInfo
 from .setters import AXES, PAD_NAMES, TilingSetters
 from .tile_search import search, smallest_l1
 from .tiling_struct import Conv3DBackpropInputTilingData, TConv3DBackpropInputTiling, ceil_div
@@ -37,16 +37,21 @@ class Conv3DBpInputTiling(TilingSetters):
 
     # Setters
 
-    def _agree(self, **values: int) -> bool:
-        if any(self._shared.get(name, value) != value for name, value in values.items()):
+    def _agree(self, method: str, **values: int) -> bool:
+        """Store what several setters say; False, and nothing stored, if it contradicts an earlier call."""
+        wrong = [f"{name}={value} where an earlier call said {self._shared[name]}" for name, value in values.items()
+                 if self._shared.get(name, value) != value]
+        if wrong:
+            self._contradictions[method] = f"{method} returned False: {', '.join(wrong)}"
             return False
+        self._contradictions.pop(method, None)
         self._shared.update(values)
         return True
 
     def SetWeightShape(self, cout: int, cin: int, d: int, h: int, w: int) -> bool:
         """Give the shape of the weight; False, and nothing stored, if a channel count contradicts an earlier call."""
         cout, cin, *kernel = whole_numbers("SetWeightShape", cout=cout, cin=cin, d=d, h=h, w=w)
-        if not self._agree(cout=cout, cin=cin):
+        if not self._agree("SetWeightShape", cout=cout, cin=cin):
             return False
         self._kernel = tuple(kernel)
         return True
@@ -54,7 +59,7 @@ class Conv3DBpInputTiling(TilingSetters):
     def SetInputShape(self, n: int, c: int, d: int, h: int, w: int) -> bool:
         """Give the shape of the forward input, which is that of dX; False on a contradicting batch or channel count."""
         n, c, *size = whole_numbers("SetInputShape", n=n, c=c, d=d, h=h, w=w)
-        if not self._agree(batch=n, cin=c):
+        if not self._agree("SetInputShape", batch=n, cin=c):
             return False
         self._input = tuple(size)
         return True
@@ -62,16 +67,19 @@ class Conv3DBpInputTiling(TilingSetters):
     def SetGradOutputShape(self, n: int, c: int, d: int, h: int, w: int) -> bool:
         """Give the shape of dY; False on a contradicting batch or channel count."""
         n, c, *size = whole_numbers("SetGradOutputShape", n=n, c=c, d=d, h=h, w=w)
-        if not self._agree(batch=n, cout=c):
+        if not self._agree("SetGradOutputShape", batch=n, cout=c):
             return False
         self._grad_output = tuple(size)
         return True
 
-    def SetOutputPadding(self, d: int, h: int, w: int) -> bool:
+    def SetOutputPadding(self, outputPadD: int, outputPadH: int, outputPadW: int) -> bool:
         """Give the output padding of a transposed convolution; False, and nothing stored, after SetInputShape."""
+        given = whole_numbers("SetOutputPadding", outputPadD=outputPadD, outputPadH=outputPadH, outputPadW=outputPadW)
         if self._input is not None:
+            self._contradictions["SetOutputPadding"] = (f"SetOutputPadding{given} returned False: SetInputShape was "
+                                                        "called, which a transposed convolution leaves out")
             return False
-        self._output_padding = whole_numbers("SetOutputPadding", d=d, h=h, w=w)
+        self._output_padding = given
         return True
 
     # Tiling
@@ -93,6 +101,7 @@ class Conv3DBpInputTiling(TilingSetters):
                 found = search(tiling, self.platform)
                 if found:
                     found.element_type = tiling.element_type
+                    found.output_format = self._formats["input"] if "input" in self._positions else None
                     self._write(tilingData, found)
                     return 0
                 a_bytes, b_bytes = smallest_l1(tiling)
@@ -121,9 +130,8 @@ class Conv3DBpInputTiling(TilingSetters):
 
     def _first_rules(self) -> list[str]:
         """Check what the later arithmetic needs: signs, formats, types."""
-        found = []
-        if not has_api(self.platform):
-            found.append(f"the API does not exist on {self.platform.socVersion} (Atlas A2 and A3 only)")
+        found = self._first_refusals({"weight": (ConvFormat.FRACTAL_Z_3D,), "grad_output": (ConvFormat.NDC1HWC0,),
+                                      "input": (ConvFormat.NDC1HWC0, ConvFormat.NCDHW)})
         found += [f"{name} was not given or is not positive: {self._shared.get(key, 0)}" for key, name in (
             ("batch", "the batch"), ("cout", "the channel count of dY"), ("cin", "the channel count of dX"))
             if self._shared.get(key, 0) <= 0]
@@ -131,10 +139,6 @@ class Conv3DBpInputTiling(TilingSetters):
         for what, values in (("stride", self._stride), ("dilation", self._dilation), ("kernel", self._kernel),
                              ("dY", self._grad_output), ("dX", self._input or (1, 1, 1))):
             found += [f"{what} {axis} must be positive, got {value}" for axis, value in zip(AXES, values) if value <= 0]
-        for tensor, name, needed in (("weight", "weight", ConvFormat.FRACTAL_Z_3D),
-                                     ("grad_output", "GradOutput", ConvFormat.NDC1HWC0)):
-            if self._formats[tensor] != needed:
-                found.append(f"{name} format is {self._formats[tensor].name}, it must be {needed.name}")
         unknown = [f"{tensor} type is {dtype.name}, it must be FLOAT16 or BF16 (FLOAT32 as an extension)"
                    for tensor, dtype in self._dtypes.items() if dtype not in KERNEL_TYPE]
         found += unknown

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 from ...blocked import BLOCK_OUT
-from .conv_types import DType
+from .conv_types import ConvFormat, DType
 from .platform import PlatformInfo
 
 LAYOUT = struct.Struct("<60I3i4x3Q")
@@ -108,6 +108,7 @@ class TConv3DBackpropInputTiling:
 
     # Not a field: the structure does not say which number format it was made for, our GetTiling remembers it.
     element_type = cast("DType | None", None)
+    output_format = cast("ConvFormat | None", None)  # and the format that SetInputType said, if it was called
 
     def to_bytes(self) -> bytes:
         """Return the 280 bytes of the structure."""
@@ -130,7 +131,7 @@ class TConv3DBackpropInputTiling:
         if "singleCoreCin" in changes:
             changes.setdefault("singleCoreCin1", ceil_div(changes["singleCoreCin"], self.c0))
         copy = replace(self, **changes)
-        copy.element_type = self.element_type
+        copy.element_type, copy.output_format = self.element_type, self.output_format
         return copy
 
     # Lengths that follow from the fields
@@ -289,7 +290,7 @@ class TConv3DBackpropInputTiling:
     def _broken_tile(self) -> list[str]:
         found = []
         for name in ("baseM", "baseK", "baseN"):
-            unit = BLOCK_OUT if name == "baseM" else self.c0
+            unit = min(BLOCK_OUT, self.c0) if name == "baseM" else self.c0  # float has blocks of 8 pixels too
             if getattr(self, name) % unit:
                 found.append(f"{name}={getattr(self, name)} is not a multiple of {unit}")
         for name in ("stepKa", "stepKb"):

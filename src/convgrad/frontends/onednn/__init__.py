@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import dnnl
 from .compiled import Compiled, LogicalTensor
 from .errors import (
     AutoPadWarning,
@@ -10,6 +11,7 @@ from .errors import (
     InvalidGraph,
     InvalidGraphOp,
     InvalidShape,
+    OutputPaddingWarning,
     Unimplemented,
 )
 from .operator import Operator
@@ -27,5 +29,5 @@ __all__ = [
     "OPERATORS", "AutoPadWarning", "Compiled", "ConvTranspose", "ConvTransposeBackwardData",
     "ConvTransposeBackwardWeights", "Convolution", "ConvolutionBackwardData", "ConvolutionBackwardWeights",
     "GraphError", "InvalidArguments", "InvalidGraph", "InvalidGraphOp", "InvalidShape", "LogicalTensor", "Operator",
-    "Unimplemented",
+    "OutputPaddingWarning", "Unimplemented", "dnnl",
 ]

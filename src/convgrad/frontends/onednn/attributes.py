@@ -11,6 +11,8 @@ from .padding import AUTO_PADS, RULES
 
 REQUIRED = ("strides", "pads_begin", "pads_end", "dilations")
 DATA_FORMATS = ("NXC", "NCX")
+# Operators whose shape inference divides or multiplies by groups, and refuses values below 1 as invalid_shape.
+DIVIDES_BY_GROUPS = ("Convolution", "ConvTranspose", "ConvTransposeBackwardData")
 UNKNOWN_DIM = -(2**63)  # how the library spells an extent that is not known yet
 S64_MAX = 2**63 - 1
 
@@ -85,11 +87,13 @@ def output_padding(value: object) -> tuple[int, ...]:
     return () if is_default(extra) else extra
 
 
-def groups(value: object) -> int:
+def groups(kind: str, value: object) -> int:
     count = integer("groups", value)
-    if count < 1:
-        raise InvalidArguments(f"groups={count} is not positive; oneDNN would silently compute with groups=1")
-    return count
+    if count >= 1:
+        return count
+    if kind in DIVIDES_BY_GROUPS:
+        raise InvalidShape(f"groups={count} is not positive: {kind} has no shape with it")
+    raise InvalidArguments(f"groups={count} is not positive; oneDNN would silently compute with groups=1")
 
 
 def shape(name: str, value: object) -> tuple[int, ...] | None:
@@ -124,7 +128,6 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "auto_pad": lambda value: one_of("auto_pad", "none" if value is None else value, AUTO_PADS),
     "auto_pad_rule": lambda value: one_of("auto_pad_rule", value, RULES),
     "output_padding": output_padding,
-    "groups": groups,
     "data_format": lambda value: one_of("data_format", value, DATA_FORMATS),
     "dst_shape": lambda value: shape("dst_shape", value),
     "weights_shape": lambda value: shape("weights_shape", value),
@@ -144,7 +147,10 @@ def checked(kind: str, given: Mapping[str, Any], defaults: Mapping[str, Any],
     values: dict[str, Any] = {}
     for name in names:
         value = given.get(name, defaults.get(name))
-        values[name] = one_of(name, value, weights_formats) if name == "weights_format" else CHECKS[name](value)
+        if name == "weights_format":
+            values[name] = one_of(name, value, weights_formats)
+        else:
+            values[name] = groups(kind, value) if name == "groups" else CHECKS[name](value)
     match_lengths(values)
     return values
 

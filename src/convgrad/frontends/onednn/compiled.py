@@ -8,7 +8,7 @@ from ...plan import plan
 from ...problem import SPATIAL_LETTERS, Plan, Problem, Unsupported
 from .. import kind_of
 from .attributes import shape, tensor_shape
-from .errors import GraphError, InvalidArguments, InvalidGraphOp, Unimplemented
+from .errors import GraphError, InvalidArguments, InvalidGraphOp, InvalidShape, Unimplemented
 from .geometry import Geometry, Shape, canonical_axes, from_canonical
 
 if TYPE_CHECKING:
@@ -64,16 +64,22 @@ def described(name: str, tensor: Any) -> LogicalTensor:
 
 
 def shape_input(name: str, value: Any) -> Shape | None:
-    """Return the value of a dst_shape or weights_shape input: s32 or s64, of shape (rank,) or (1, rank)."""
-    if value is None or type(value) is tuple:
-        return shape(name, value)
+    """Return the value of a dst_shape or weights_shape input: an s32 tensor of shape (rank,) or (1, rank), or a list.
+
+    None is no input. An input says a shape: zeros, which stand for an absent attribute, are none.
+    """
+    if value is None:
+        return None
     dtype = getattr(value, "dtype", None)
-    if dtype is not None and str(dtype).removeprefix("torch.") not in ("int32", "int64"):
-        raise InvalidGraphOp(f"{name} has data type {dtype}; it must be s32 or s64")
+    if dtype is not None and str(dtype).removeprefix("torch.") != "int32":
+        raise InvalidGraphOp(f"{name} has data type {dtype}; it must be s32")
     extents = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(extents, list) and len(extents) == 1 and isinstance(extents[0], list):
         extents = extents[0]
-    return shape(name, extents)
+    found = shape(name, extents)
+    if found is None:
+        raise InvalidShape(f"{name} is given as an input, but holds only zeros: {extents}")
+    return found
 
 
 class Compiled:
@@ -173,15 +179,24 @@ class Compiled:
                 raise
             raise InvalidArguments(str(error).replace("workspace", "scratchpad")) from None
         if len(inputs) == 2:
-            self.plan.run(operands, (target,), scratchpad)
+            self.plan.run(operands, (self._reached(target),), scratchpad)
         else:
             # The sum stays in f32 until the bias is added, so that there is one rounding.
             total = kind.operand(kind.empty(self.output.shape, sum_dtype, inputs[0]), "out", self._result_order,
                                  sum_dtype)
-            self.plan.run(operands, (total,), scratchpad)
+            self.plan.run(operands, (self._reached(total),), scratchpad)
             total += kind.operand(inputs[2], "bias", None, dtype).reshape(-1, *(1,) * (total.ndim - 2))
             target[...] = total
         return kind.returned(out, inputs[0])
+
+
+    def _reached(self, target: Any) -> Any:
+        """The part of the result that taps reach; what output_padding adds beyond it is set to 0."""
+        size = self.problem.conv.shape_of(self.problem.wrt)
+        if size == tuple(target.shape):
+            return target
+        target[...] = 0
+        return target[tuple(slice(extent) for extent in size)]
 
 
 def one_dtype(kind: str, names: tuple[str, ...], tensors: tuple[LogicalTensor, ...]) -> str:

@@ -43,5 +43,9 @@ class Unimplemented(GraphError, Unsupported):
     status = "unimplemented"
 
 
+class OutputPaddingWarning(UserWarning):
+    """output_padding is at or above the stride: computed here, while the library infers the shape and then refuses."""
+
+
 class AutoPadWarning(UserWarning):
     """The document's auto_pad formula and the library's code give different pads for the problem at hand."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...problem import Conv
 from .errors import InvalidArguments, InvalidShape
-from .padding import Axis, Pads, engine_pads, large_extent, small_extent
+from .padding import Axis, Pads, engine_axis, large_extent, small_extent
 
 if TYPE_CHECKING:
     from .operator import Operator
@@ -72,14 +72,14 @@ def check_weights(name: str, weights: Shape, groups: int) -> None:
                                f"into groups (canonical shape {weights})")
 
 
-def check_channels(names: dict[str, str], shapes: dict[str, Shape], groups: int) -> None:
+def check_channels(operator: Operator, shapes: dict[str, Shape]) -> None:
     """Hold the channels of the tensors against the weights, and their batches against each other."""
-    weights = shapes["weights"]
+    names, weights, groups = operator.names, shapes["weights"], operator.groups
     for role, expected, rule in (("small", weights[0], f"{weights[0]}"),
                                  ("large", weights[1] * groups, f"groups * {weights[1]} = {weights[1] * groups}")):
         if role in shapes and shapes[role][1] != expected:
-            raise InvalidArguments(f"{names[role]} has {shapes[role][1]} channels but {names['weights']} of canonical "
-                                   f"shape {weights} with groups={groups} asks for {rule}")
+            raise operator.channel_error(f"{names[role]} has {shapes[role][1]} channels but {names['weights']} of "
+                                         f"canonical shape {weights} with groups={groups} asks for {rule}")
     if "small" in shapes and "large" in shapes and shapes["small"][0] != shapes["large"][0]:
         raise InvalidArguments(f"{names['small']} has batch {shapes['small'][0]} but {names['large']} has batch "
                                f"{shapes['large'][0]}")
@@ -88,8 +88,10 @@ def check_channels(names: dict[str, str], shapes: dict[str, Shape], groups: int)
 def settle_pads(operator: Operator, shapes: dict[str, Shape]) -> tuple[list[Axis], list[Pads]]:
     """Return the axes and the pads that the attributes and auto_pad give them, whether or not the extents then fit."""
     weights = shapes["weights"]
+    if operator.channel_error is InvalidShape:  # found by shape inference, before the weights are split
+        check_channels(operator, shapes)
     check_weights(operator.names["weights"], weights, operator.groups)
-    check_channels(operator.names, shapes, operator.groups)
+    check_channels(operator, shapes)
     extra = getattr(operator, "output_padding", (0,) * len(operator.strides))
     axes = [Axis(*values) for values in zip(weights[2:], operator.strides, operator.dilations, extra)]
     return axes, [operator.axis_pads(index, axis, extent(shapes, "large", index), extent(shapes, "small", index))
@@ -117,7 +119,7 @@ def solve_sizes(names: dict[str, str], shapes: dict[str, Shape], axes: list[Axis
             if small < 0:
                 raise InvalidShape(f"{names['large']} is too small on spatial axis {index}: extent {large} + pads "
                                    f"{begin} + {end} against a kernel that spans {axis.span}")
-        elif small != law:
+        elif small != law and not beyond_stride(axis, large, small, pair):
             raise InvalidArguments(
                 f"spatial axis {index}: {names['small']} has extent {small}, but {names['large']} of extent {large} "
                 f"gives trunc(({large} - {axis.span} + {begin} + {end}) / {axis.stride}) + 1 = {law} "
@@ -133,16 +135,22 @@ def inferred_large(names: dict[str, str], index: int, axis: Axis, small: int, pa
     if large < 0:
         raise InvalidShape(f"{names['large']} would have extent {large} on spatial axis {index}: {axis.stride} * "
                            f"({small} - 1) + {axis.span} - {pads[0]} - {pads[1]} + {axis.output_padding}")
-    if axis.output_padding >= axis.stride:
-        raise InvalidArguments(f"output_padding[{index}]={axis.output_padding} is not below strides[{index}]="
-                               f"{axis.stride}: {names['large']} of extent {large} would belong to another extent of "
-                               f"{names['small']} than {small}")
     return large
+
+
+def rest_of(axis: Axis, large: int, small: int, pads: Pads) -> int:
+    """What the extents leave beyond the last window: the output_padding that they imply."""
+    return large - (axis.stride * (small - 1) + axis.span - pads[0] - pads[1])
+
+
+def beyond_stride(axis: Axis, large: int, small: int, pads: Pads) -> bool:
+    """Whether output_padding is at or above the stride and explains an extent that the shape law does not."""
+    return axis.output_padding >= axis.stride and axis.output_padding == rest_of(axis, large, small, pads)
 
 
 def check_output_padding(names: dict[str, str], index: int, axis: Axis, large: int, small: int, pads: Pads) -> None:
     """A non-zero output_padding must be the rest that the extents leave; zero, the default, claims nothing."""
-    rest = large - (axis.stride * (small - 1) + axis.span - pads[0] - pads[1])
+    rest = rest_of(axis, large, small, pads)
     if axis.output_padding and axis.output_padding != rest:
         raise InvalidArguments(
             f"output_padding[{index}]={axis.output_padding} contradicts the shapes: {names['large']} of extent {large} "
@@ -159,10 +167,16 @@ def solve(operator: Operator, shapes: dict[str, Shape]) -> Geometry:
     axes, pads = settle_pads(operator, shapes)
     sizes = solve_sizes(operator.names, shapes, axes, pads)
     batch = (shapes["small"] if "small" in shapes else shapes["large"])[0]
-    padding = tuple(map(engine_pads, axes, sizes["large"], sizes["small"], pads))
+    solved = list(map(engine_axis, axes, sizes["large"], sizes["small"], pads))
+    for index, (reach, _) in enumerate(solved):
+        if reach < 0:
+            raise InvalidArguments(f"no tap reaches spatial axis {index} of {operator.names['large']}: pads "
+                                   f"{pads[index]} are larger than the {axes[index].stride} * ({sizes['small'][index]} "
+                                   f"- 1) + {axes[index].span} positions that they cut")
     try:
-        conv = Conv(batch, weights[1] * operator.groups, weights[0], sizes["large"], weights[2:], operator.strides,
-                    operator.dilations, padding, operator.groups)
+        conv = Conv(batch, weights[1] * operator.groups, weights[0], tuple(extent for extent, _ in solved),
+                    weights[2:], operator.strides, operator.dilations, tuple(pair for _, pair in solved),
+                    operator.groups)
     except ValueError as error:  # an extent beyond the engine's 64-bit limits
         raise InvalidArguments(str(error)) from None
     shapes = {"small": (batch, weights[0], *sizes["small"]),

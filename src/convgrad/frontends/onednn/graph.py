@@ -8,9 +8,11 @@ has `id`, `name`, `kind`, `attrs` (name -> {type, value}), `inputs` and `outputs
 from __future__ import annotations
 
 import json
+import math
+import os
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +26,7 @@ from .operator import Operator
 from .operators import OPERATORS
 
 Array = npt.NDArray[Any]
+Draw = Callable[[tuple[int, ...]], Array]
 
 DEFAULT_SETTINGS = Settings()
 # Attributes with which the library marks an operator in a dump made after partitioning.
@@ -77,7 +80,7 @@ def read_graph(source: str | Path) -> Graph:
     """Read a serialised graph from a file."""
     try:
         document = json.loads(Path(source).read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidGraph(f"{source} is not JSON: {error}") from None
     return parse_graph(document, str(source))
 
@@ -90,7 +93,7 @@ def parse_graph(document: Any, source: str = "the document") -> Graph:
     for place, item in enumerate(document["graph"]):
         try:
             ops.append(_parse_op(item))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise InvalidGraph(f"{source}: operator {place} of the graph cannot be read: "
                                f"{type(error).__name__}: {error}") from None
     return Graph(str(document.get("version", "")), str(document.get("engine_kind", "")),
@@ -98,18 +101,27 @@ def parse_graph(document: Any, source: str = "the document") -> Graph:
 
 
 def _parse_op(item: Mapping[str, Any]) -> GraphOp:
-    attributes = {PREVIEW_ATTRIBUTES.get(name, name): entry["value"] for name, entry in item["attrs"].items()
+    attributes = {PREVIEW_ATTRIBUTES.get(name, name): entry["value"] for name, entry in item.get("attrs", {}).items()
                   if name not in BOOKKEEPING}
-    return GraphOp(int(item["id"]), str(item["name"]), PREVIEW_KINDS.get(item["kind"], str(item["kind"])), attributes,
+    kind = str(item["kind"])
+    return GraphOp(whole(item["id"]), str(item.get("name", kind)), PREVIEW_KINDS.get(kind, kind), attributes,
                    tuple(_parse_tensor(tensor) for tensor in item["inputs"]),
                    tuple(_parse_tensor(tensor) for tensor in item["outputs"]))
 
 
+def whole(number: Any) -> int:
+    """A JSON number that must be an integer of 64 bits; an id may also be its text."""
+    value = int(number) if isinstance(number, str) else number
+    if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**64:
+        raise TypeError(f"{number!r} is no 64-bit integer")
+    return value
+
+
 def _parse_tensor(item: Mapping[str, Any]) -> GraphTensor:
-    shape, strides = tuple(item["shape"]), tuple(item.get("stride", ()))
+    shape, strides = tuple(map(whole, item["shape"])), tuple(map(whole, item.get("stride", ())))
     known = bool(shape) and min(shape) >= 0
     usable = known and item.get("layout_type") == "strided" and len(strides) == len(shape) and min(strides) >= 0
-    return GraphTensor(int(item["id"]), str(item["dtype"]), shape if known else None, strides if usable else None)
+    return GraphTensor(whole(item["id"]), str(item["dtype"]), shape if known else None, strides if usable else None)
 
 
 def operator_of(op: GraphOp, auto_pad_rule: str | None = None) -> Operator:
@@ -122,7 +134,7 @@ def operator_of(op: GraphOp, auto_pad_rule: str | None = None) -> Operator:
 
 
 def run_op(op: GraphOp, tensors: dict[int, Array], rng: np.random.Generator, *, repeat: int = 1,
-           auto_pad_rule: str | None = None, settings: Settings = DEFAULT_SETTINGS) -> OpRun:
+           auto_pad_rule: str | None = None, settings: Settings = DEFAULT_SETTINGS, draw: Draw | None = None) -> OpRun:
     """Compile and execute one operator of a graph.
 
     Parameters
@@ -132,10 +144,13 @@ def run_op(op: GraphOp, tensors: dict[int, Array], rng: np.random.Generator, *, 
         reads it later gets it.
     repeat : int
         Number of timed executions, after one that is not timed.
+    draw : function, optional
+        Returns random float64 values of a shape; the default draws normal ones from `rng`.
     """
+    draw = draw or rng.standard_normal
     operator = operator_of(op, auto_pad_rule)
     _check_counts(op, operator)
-    inputs = [_input(operator.inputs[place] if place < 2 else operator.optional_input, tensor, tensors, rng)
+    inputs = [_input(operator.inputs[place] if place < 2 else operator.optional_input, tensor, tensors, draw)
               for place, tensor in enumerate(op.inputs)]
     wanted = _wanted_shape(op, operator, inputs)
     extra = wanted if operator.optional_input.endswith("_shape") else inputs[2] if len(inputs) == 3 else None
@@ -170,10 +185,17 @@ def _check_counts(op: GraphOp, operator: Operator) -> None:
                              f"{op.id} has {len(op.inputs)} and {len(op.outputs)}")
 
 
-def _input(name: str, tensor: GraphTensor, tensors: dict[int, Array], rng: np.random.Generator) -> Any:
-    """The array of an input tensor: given, computed before, or random. A shape input that is not given is None."""
+def _input(name: str, tensor: GraphTensor, tensors: dict[int, Array], draw: Draw) -> Any:
+    """The array of an input tensor: given, computed before, or random. A shape must be given."""
     if name.endswith("_shape"):
-        return tensors.get(tensor.id)
+        if tensor.dtype != "s32":
+            raise InvalidGraphOp(f"{name} (tensor {tensor.id}) has data type {tensor.dtype}; it must be s32")
+        if tensor.id not in tensors:
+            raise InvalidShape(f"{name} (tensor {tensor.id}) is an input of the operator, but its value is not given: "
+                               f"--input {tensor.id}=FILE.npy")
+        return tensors[tensor.id]
+    if tensor.shape is None and tensor.id in tensors:  # computed before, or given
+        tensor = tensor._replace(shape=tensors[tensor.id].shape)
     if tensor.shape is None:
         raise Unimplemented(f"{name} (tensor {tensor.id}) has unknown extents: every extent must be known when the "
                             "operator is compiled")
@@ -185,7 +207,7 @@ def _input(name: str, tensor: GraphTensor, tensors: dict[int, Array], rng: np.ra
                                f"{tensor.shape}")
         return given
     array = _strided(name, tensor, found, overlap=True)
-    array[...] = encode(rng.standard_normal(tensor.shape), DTYPES[found.dtype])
+    array[...] = encode(draw(tensor.shape), DTYPES[found.dtype])
     tensors[tensor.id] = array
     return array
 
@@ -206,6 +228,7 @@ def _strided(name: str, tensor: GraphTensor, found: LogicalTensor, overlap: bool
     """An array with the strides that the graph asks for, or a dense one."""
     dtype = storage_dtype(DTYPES[found.dtype])
     if tensor.strides is None or 0 in found.shape:
+        check_room(name, found, math.prod(found.shape) * dtype.itemsize)
         return np.empty(found.shape, dtype)
     extents = sorted((stride, extent) for stride, extent in zip(tensor.strides, found.shape) if extent > 1)
     reach = 0
@@ -213,9 +236,17 @@ def _strided(name: str, tensor: GraphTensor, found: LogicalTensor, overlap: bool
         if stride <= reach and not overlap:
             raise InvalidShape(f"{name} of shape {found.shape} with strides {tensor.strides} overlaps itself")
         reach += stride * (extent - 1)
+    check_room(name, found, (reach + 1) * dtype.itemsize)
     memory = np.zeros(reach + 1, dtype)
     return np.lib.stride_tricks.as_strided(memory, found.shape,
                                            tuple(stride * dtype.itemsize for stride in tensor.strides))
+
+
+def check_room(name: str, found: LogicalTensor, nbytes: int) -> None:
+    """Refuse a tensor that the memory of this machine cannot hold, before anything tries."""
+    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**40
+    if nbytes > room:
+        raise Unimplemented(f"{name} of shape {found.shape} takes {nbytes:,} bytes, and this machine has {room:,}")
 
 
 def _wanted_shape(op: GraphOp, operator: Operator, inputs: list[Any]) -> Any:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import warnings
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from .. import kind_of
 from .attributes import REQUIRED, checked, int_list, tensor_shape
 from .compiled import Compiled, Settings, described, shape_input
-from .errors import InvalidArguments, InvalidGraphOp, InvalidShape
+from .errors import InvalidArguments, InvalidGraphOp, InvalidShape, OutputPaddingWarning
 from .geometry import (
     Geometry,
     Shape,
@@ -36,6 +38,7 @@ class Operator:
     wrt: ClassVar[str]  # the question, in the terms of convgrad.Problem
     defaults: ClassVar[dict[str, Any]]
     weights_formats: ClassVar[tuple[str, ...]] = ("XIO", "OIX")
+    channel_error: ClassVar[type[InvalidArguments | InvalidShape]] = InvalidArguments  # the library's status
 
     strides: tuple[int, ...]
     pads_begin: tuple[int, ...]
@@ -54,7 +57,7 @@ class Operator:
         optional = [inspect.Parameter(name, keyword, default=value) for name, value in cls.defaults.items()]
         cls.__signature__ = inspect.Signature([*required, *optional])  # type: ignore[attr-defined]
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, /, **given: Any) -> None:
         for name, value in checked(self.kind, given, self.defaults, self.weights_formats).items():
             object.__setattr__(self, name, value)
         object.__setattr__(self, "_compiled", {})
@@ -231,6 +234,16 @@ class Operator:
 
     def warn(self, geometry: Geometry) -> None:
         """Say what a user of this geometry should know; called at every compilation, says it once."""
+        for text, category in self.remarks(geometry):
+            if text not in self._warned:
+                self._warned.add(text)
+                warnings.warn(text, category, stacklevel=4)
+
+    def remarks(self, geometry: Geometry) -> Iterator[tuple[str, type[Warning]]]:
+        extra = getattr(self, "output_padding", ())
+        if any(more >= step for more, step in zip(extra, self.strides)):
+            yield (f"output_padding={extra} is not below strides={self.strides}: oneDNN infers the shape and then "
+                   "refuses to compute it; here what no tap reaches is 0"), OutputPaddingWarning
 
 
 def device_of(tensor: Any) -> str:

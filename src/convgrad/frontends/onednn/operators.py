@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Iterator
 from typing import ClassVar
 
 from .errors import AutoPadWarning, InvalidShape
@@ -50,19 +50,18 @@ class ConvolutionBackwardData(Operator):
             return library_pads(self.auto_pad, axis, large)
         return document_pads(self.auto_pad, axis, large, small)
 
-    def warn(self, geometry: Geometry) -> None:
+    def remarks(self, geometry: Geometry) -> Iterator[tuple[str, type[Warning]]]:
         """Say so where the two auto_pad rules give different pads."""
+        yield from super().remarks(geometry)
         if not self.auto_pad.startswith("same"):
             return
         sizes = zip(geometry.shapes["weights"][2:], self.strides, self.dilations, self.output_padding,
                     geometry.shapes["large"][2:], geometry.shapes["small"][2:])
         axes = [(Axis(*numbers), large, small) for *numbers, large, small in sizes]
         document, library = ([self._ruled_pads(rule, *axis) for axis in axes] for rule in RULES)
-        text = (f"auto_pad={self.auto_pad!r}: the document's formula gives the pads (begin, end) {document}, the "
-                f"library's code {library}; auto_pad_rule={self.auto_pad_rule!r} is used")
-        if document != library and text not in self._warned:
-            self._warned.add(text)
-            warnings.warn(text, AutoPadWarning, stacklevel=4)
+        if document != library:
+            yield (f"auto_pad={self.auto_pad!r}: the document's formula gives the pads (begin, end) {document}, the "
+                   f"library's code {library}; auto_pad_rule={self.auto_pad_rule!r} is used"), AutoPadWarning
 
 
 class ConvolutionBackwardWeights(Operator):
@@ -95,6 +94,7 @@ class Convolution(Operator):
     names: ClassVar = {"small": "dst", "large": "src", "weights": "weights"}
     wrt = "output"
     defaults: ClassVar = {**COMMON, "weights_format": "XIO"}
+    channel_error = InvalidShape
 
 
 class ConvTranspose(Operator):
@@ -134,6 +134,7 @@ class ConvTransposeBackwardData(Operator):
     wrt = "output"
     defaults: ClassVar = {**COMMON, "weights_format": "XOI"}
     weights_formats = ("XOI", "IOX")
+    channel_error = InvalidShape
 
 
 class ConvTransposeBackwardWeights(Operator):

@@ -78,11 +78,15 @@ def large_extent(axis: Axis, small: int, pads: Pads) -> int:
     return axis.stride * (small - 1) + axis.span - pads[0] - pads[1] + axis.output_padding
 
 
-def engine_pads(axis: Axis, large: int, small: int, pads: Pads) -> Pads:
-    """Pads for which Conv, which divides toward minus infinity, derives exactly `small`.
+def engine_axis(axis: Axis, large: int, small: int, pads: Pads) -> tuple[int, Pads]:
+    """Large extent and pads for which Conv, which divides toward minus infinity, derives exactly `small`.
 
-    Only the end pad may change: it sets the extent and never enters a sum.
+    Only the end pad may change, which sets the extent and never enters a sum; and an output_padding that goes beyond
+    the last tap by a stride or more is left out: nothing reaches it.
     """
     if (large + pads[0] + pads[1] - axis.span) // axis.stride + 1 == small:
-        return pads
-    return (pads[0], max(0, axis.stride * (small - 1) + axis.span - large - pads[0]))
+        return large, pads
+    reach = axis.stride * (small - 1) + axis.span - pads[0]
+    if large - reach < axis.stride:
+        return large, (pads[0], max(0, reach - large))
+    return reach, (pads[0], 0)

@@ -59,10 +59,11 @@ class Question(NamedTuple):
     weight_layout: str
     transposed: bool
     mask: tuple[bool, bool, bool]
+    compute: str = ""
 
     def problem(self, wrt: str) -> Problem:
-        return Problem(self.geometry, wrt, self.dtype, layout=self.layout, weight_layout=self.weight_layout,
-                       device=self.device)
+        return Problem(self.geometry, wrt, self.dtype, compute=self.compute, layout=self.layout,
+                       weight_layout=self.weight_layout, device=self.device)
 
     def bias_problem(self) -> Problem:
         """The sums of dy. For a transposed convolution dy has the place of the input."""
@@ -77,6 +78,13 @@ class Question(NamedTuple):
         what, _, rest = str(self.problem("input")).partition(" ")
         assert what
         return f"{asked or 'nothing'} {rest}{' transposed' if self.transposed else ''}"
+
+
+    def halves(self) -> list[Question]:
+        """The gradients that torch and we compute apart from each other: of the input; of weight and bias."""
+        dx, dw, db = self.mask
+        masks = [(dx, False, False), (False, dw, db)]
+        return [self._replace(mask=mask) for mask in masks if any(mask)]
 
 
 class Part(NamedTuple):
@@ -107,8 +115,6 @@ def question(call: BackwardCall) -> Question:
             raise Unsupported("a negative or conjugate view")
     if x.dim() not in (3, 4, 5):
         raise Unsupported(f"{x.dim()} axes")
-    if call.transposed and any(more >= step for more, step in zip(call.output_padding, call.stride)):
-        raise Unsupported("output_padding at or above the stride")
     arguments = (call.stride, call.padding, call.dilation, call.groups)
     try:
         if call.transposed:
@@ -119,15 +125,19 @@ def question(call: BackwardCall) -> Question:
     except (ValueError, TypeError) as error:
         raise Unsupported(f"not a convolution that we know: {error}") from None
     dx_wanted, dw_wanted, db_wanted = call.output_mask
-    last = (result_format(call) in (torch.channels_last, torch.channels_last_3d)) if x.dim() > 3 else False
-    layout = CHANNELS_LAST[x.dim()][1] if last else ""
-    return Question(geometry, FORMATS[x.dtype], x.device.type, layout,
-                    layout.replace("C", "").replace("N", "O") + "I" if last else "",
+    activations = weights = result_format(call)
+    if not x.is_cuda:  # a hint: plans run on any strides, but those of other formats take longer
+        activations, weights = dense_format(dy) or activations, dense_format(w) or weights
+    last, word = CHANNELS_LAST.get(x.dim(), (None, ""))
+    return Question(geometry, FORMATS[x.dtype], x.device.type, word if activations == last else "",
+                    f"O{word[1:-1]}I" if weights == last else "",
                     bool(call.transposed), (bool(dx_wanted), bool(dw_wanted), bool(db_wanted)))
 
 
 def result_format(call: BackwardCall) -> torch.memory_format:
     """The memory format in which torch's own kernel would return the gradients of input and weight."""
+    if call.input.is_meta:
+        return expected_format(call)
     backend = torch._C._select_conv_backend(
         call.input, call.weight, bias=None, bias_sizes=call.bias_sizes, stride=call.stride, padding=call.padding,
         dilation=call.dilation, transposed=call.transposed, output_padding=call.output_padding, groups=call.groups)
@@ -135,6 +145,32 @@ def result_format(call: BackwardCall) -> torch.memory_format:
     if x.dim() == 3:  # torch computes it as a row of an image
         x, w = x.contiguous().unsqueeze(2), w.unsqueeze(2)
     return torch._C._conv_determine_backend_memory_format(x, w, backend)
+
+
+def expected_format(call: BackwardCall) -> torch.memory_format:
+    """The same for tensors without memory that stand for CUDA tensors: channels last if input or weight is."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(call.input.dim())
+    for tensor in (call.input, call.weight) if last is not None else ():
+        if tensor.is_contiguous(memory_format=last) and not tensor.is_contiguous():
+            return last
+    return torch.contiguous_format
+
+
+def dense_format(tensor: torch.Tensor) -> torch.memory_format | None:
+    """Channels first or last, whichever a tensor lies in without gaps; None: neither, or both."""
+    first = tensor.is_contiguous()
+    last = tensor.dim() in CHANNELS_LAST and tensor.is_contiguous(memory_format=CHANNELS_LAST[tensor.dim()][0])
+    if first == last:
+        return None
+    return torch.contiguous_format if first else CHANNELS_LAST[tensor.dim()][0]
+
+
+def in_one_format(call: BackwardCall) -> BackwardCall:
+    """The call with dy in the memory format of x where both are dense and differ, else itself: plans count on it."""
+    wanted, found = dense_format(call.input), dense_format(call.grad_output)
+    if not call.output_mask[1] or wanted is None or found is None or wanted == found:
+        return call
+    return call._replace(grad_output=call.grad_output.contiguous(memory_format=wanted))
 
 
 def result_strides(shape: torch.Size, memory_format: torch.memory_format) -> tuple[int, ...]:
@@ -150,6 +186,9 @@ def parts_of(asked: Question) -> list[Part]:
         return plan(problem, num_threads=threads())
 
     dx, dw, db = asked.mask
+    if asked.device == "cuda" and not asked.transposed:  # one plan compiles and launches all of them together
+        wrt = "+".join(name for name, wanted in zip(("input", "weight", "bias"), asked.mask) if wanted)
+        return [Part(planned(asked.problem(wrt)))] if wrt else []
     parts = []
     if asked.transposed:  # dx is a convolution of dy; dw exchanges x and dy
         if dx: parts.append(Part(planned(asked.problem("output")), x=DY, w=W, y=DX))
@@ -166,15 +205,19 @@ def parts_of(asked: Question) -> list[Part]:
     return parts
 
 
-def prepared_on_cpu(call: BackwardCall, parts: list[Part]) -> Any:
+def prepared_on_cpu(call: BackwardCall, parts: list[Part], memory_format: torch.memory_format) -> Any:
     """The call as the native core runs it, without Python between the operands and the results."""
-    memory_format = result_format(call)
     shapes = (call.input.shape, call.weight.shape, call.grad_output.shape[1:2])
     made = tuple(
         (tuple(shape), result_strides(shape, memory_format) if len(shape) > 1 else (1,), call.input.dtype)
         if wanted else None for shape, wanted in zip(shapes, call.output_mask))
     steps = [(part.plan.run.__self__, part.x, part.w, part.y, part.db) for part in parts]  # type: ignore[attr-defined]
     return native.PreparedBackward(steps, empty_cpu, made)
+
+
+def compute_on_cuda(call: BackwardCall) -> str:
+    """The compute mode that torch would use now."""
+    return "tf32" if call.input.dtype == torch.float32 and torch._C._get_cudnn_allow_tf32() else ""
 
 
 def through_api(keys: Any, *arguments: Any) -> tuple[torch.Tensor | None, ...]:
@@ -184,8 +227,7 @@ def through_api(keys: Any, *arguments: Any) -> tuple[torch.Tensor | None, ...]:
     dy = call.grad_output.contiguous(memory_format=memory_format) if call.input.dim() > 3 else call.grad_output
     backward = api.conv_transpose_backward if call.transposed else api.conv_backward
     extra: dict[str, Any] = {"output_padding": tuple(call.output_padding)} if call.transposed else {}
-    if call.input.is_cuda and call.input.dtype == torch.float32 and torch._C._get_cudnn_allow_tf32():
-        extra["compute"] = "tf32"  # what torch would do
+    extra["compute"] = compute_on_cuda(call) if call.input.is_cuda else ""
     return tuple(backward(dy, call.input, call.weight, stride=tuple(call.stride), padding=tuple(call.padding),
                           dilation=tuple(call.dilation), groups=call.groups, output_mask=tuple(call.output_mask),
                           **extra))

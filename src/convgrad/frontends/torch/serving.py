@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
+from ...beside_torch import why_torch
 from ...problem import Unsupported
 from . import aten_backward
-from .aten_backward import PLAIN_TYPES, BackwardCall
-from .tensors import native
+from .aten_backward import PLAIN_TYPES, BackwardCall, Question
+from .cuda_backward import prepared_on_cuda
+from .tensors import has_c_exchange, native, threads
 
 MOST_ROWS = 4096  # programs with ever new shapes: the rest is counted together
 
@@ -47,6 +49,13 @@ def row_of(geometry: str, served_by: str, why: str) -> Row:
     return rows.setdefault((geometry, served_by, why), Row(geometry, served_by, why))
 
 
+def why_served_by_torch(asked: Question) -> str | None:
+    """The rule's word on one gradient, None where ours serves it."""
+    part = aten_backward.parts_of(asked)[0]
+    first = part.plan.problem.results[0]
+    return why_torch(part.plan.problem.with_(wrt=first), part.plan.kernel, threads() or 1)
+
+
 class Desk:
     """Answers the first call of every signature: a prepared call of ours, or a function that serves it otherwise.
 
@@ -65,15 +74,33 @@ class Desk:
             asked = aten_backward.question(call)
         except Unsupported as error:
             return self.by_torch, row_of(call.text(), "torch", str(error)).tally
+        if asked.device == "cpu" and aten_backward.in_one_format(call) is not call:
+            return self.laid_out, new_tally()
         try:
+            halves = asked.halves() if asked.device == "cpu" else []  # on GPUs ours serves all
+            verdicts = [why_served_by_torch(half) for half in halves]
+            if len(verdicts) == 2 and (verdicts[0] is None) != (verdicts[1] is None):
+                return self.by_halves, new_tally()  # each is counted by itself
+            if verdicts and verdicts[0] is not None:
+                return self.by_torch, row_of(str(asked), "torch", verdicts[0]).tally
             parts = aten_backward.parts_of(asked)
         except Unsupported as error:
             return self.by_torch, row_of(str(asked), "torch", str(error)).tally
         backends = "+".join(dict.fromkeys(part.plan.backend for part in parts))
         tally = row_of(str(asked), backends, " + ".join(part.plan.kernel for part in parts)).tally
-        if backends == "native":
-            return aten_backward.prepared_on_cpu(call, parts), tally
-        return aten_backward.through_api, tally
+        if backends == "native" and has_c_exchange():
+            return aten_backward.prepared_on_cpu(call, parts, aten_backward.result_format(call)), tally
+        prepared = prepared_on_cuda(call, asked) if call.input.is_cuda else None
+        return prepared or aten_backward.through_api, tally
+
+    def by_halves(self, keys: Any, *arguments: Any) -> tuple[Any, Any, Any]:
+        """The gradient of the input, and those of weight and bias, each by who is faster."""
+        *rest, (dx, dw, db) = arguments
+        return (self.again(keys, *rest, [dx, False, False])[0], *self.again(keys, *rest, [False, dw, db])[1:])
+
+    def laid_out(self, keys: Any, *arguments: Any) -> Any:
+        """A dy that lies in another memory format than the input is copied first, as torch does."""
+        return self.again(keys, *aten_backward.in_one_format(BackwardCall(*arguments)))
 
     def made_plain(self, keys: Any, *arguments: Any) -> Any:
         """Tensors of a subclass that has left its operations to torch: the numbers in them are what counts."""

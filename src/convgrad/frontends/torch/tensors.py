@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
 
 from ...numbers import storage_dtype
-from ...problem import DTYPES
-from .. import Again
+from ...problem import DTYPES, Plan
+from .. import Again, Recorded
 from ..numpy import checked_format, overlaps_itself
 
 try:
@@ -28,13 +29,46 @@ empty_cpu: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None) or
     lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype))
 empty_cuda: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None) or (
     lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device="cuda"))
+# Sizes, strides, number formats and devices of a dict of tensors as one key, where torch has DLPack's C interface.
+read_signature: Any = native.TensorSignature(torch.Tensor, torch.nn.Parameter) \
+    if native is not None and hasattr(torch.Tensor, "__dlpack_c_exchange_api__") else None
 INTEGERS = {1: "|u1", 2: "<i2", 4: "<i4", 8: "<i8"}  # by size, in NumPy's words: what any format crosses as
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 CHANNELS_LAST = {4: (torch.channels_last, "NHWC"), 5: (torch.channels_last_3d, "NDHWC")}
+
+
+def has_cuda() -> bool:
+    """Whether there is a GPU for CUDA tensors."""
+    return torch.cuda.is_available()
+
+
+class TorchFunctions(NamedTuple):
+    """What a prepared call on a GPU needs of torch."""
+
+    empty: Callable[..., Any]  # (size, strides, dtype) -> a tensor on the current device
+    allocate: Callable[[int, int], int]  # (bytes, stream) -> an address
+    free: Callable[[int], None]
+    current_device: Callable[[], int]
+    current_stream: Callable[[int], int]
+
+
+def torch_functions() -> TorchFunctions:
+    c: Any = torch._C
+    return TorchFunctions(empty_cuda, c._cuda_cudaCachingAllocator_raw_alloc, c._cuda_cudaCachingAllocator_raw_delete,
+                          c._cuda_getDevice, c._cuda_getCurrentRawStream)
 
 
 def signature(arrays: dict[str, Any]) -> Any:
     """Shapes, number formats, what `home` looks at (strides and devices), and the number of threads."""
+    read = None if read_signature is None else read_signature(arrays)
+    if read is not None:
+        return threads(), read
     return threads(), tuple([(array.shape, array.dtype, array.stride(), array.device) for array in arrays.values()])
+
+
+def has_c_exchange() -> bool:
+    """Whether the native core can read tensors by itself: torch 2.10 and later show them in DLPack's C interface."""
+    return native is not None and hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 
 
 def threads() -> int | None:
@@ -48,6 +82,29 @@ def execute(run: Callable[..., Any], operands: tuple[Any, ...], targets: tuple[A
         run(operands, targets, workspace)
     else:
         native.run_on_torch_team(run, operands, targets, workspace)
+
+
+def recorded(arrays: dict[str, Any]) -> bool:
+    """Whether autograd, torch.func, a subclass or a tracer wants to know; negative views are resolved on the way."""
+    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
+        return True
+    plain = not any([type(array) not in PLAIN_TYPES or array.is_neg() for array in arrays.values()])
+    if plain and forward_ad._current_level < 0 and not any([array.requires_grad for array in arrays.values()]):
+        return False
+    if torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality):
+        return False  # inside an operator, below all of them
+    return not plain or forward_ad._current_level >= 0 or torch.is_grad_enabled()
+
+
+def record(asked: Recorded, arrays: dict[str, Any]) -> Sequence[Any]:
+    from .recording import record
+
+    return record(asked, arrays)
+
+
+def add(out: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return out.add_(result)
 
 
 def home(arrays: dict[str, Any]) -> tuple[str, str | None]:
@@ -151,16 +208,23 @@ def workspace_view(workspace: torch.Tensor) -> Any:
     return workspace if workspace.is_cuda else Memory(workspace, np.dtype(np.uint8)).view()
 
 
-def again(run: Any, operands: tuple[Any, ...], targets: tuple[Any, ...],
+def again(plan: Plan, operands: tuple[Any, ...], targets: tuple[Any, ...],
           results: tuple[Any, ...]) -> Again | Literal[False] | None:
-    """The launches of a recorded call on CUDA for other tensors that lie alike; views are not made again."""
-    if not results[0].is_cuda or not hasattr(run, "recording_of"):
+    """The prepared call on CUDA for other tensors that lie alike; views are not made again."""
+    if not results[0].is_cuda:
         return None
-    recording = run.recording_of(operands, targets)
-    if not recording:
-        return cast(Literal[False] | None, recording)
+    if any(tensor.data_ptr() & 15 for tensor in (*operands, *targets)):
+        return False
     device = results[0].get_device()
+    prepared = plan.prepared([tensor.stride() for tensor in (*operands, *targets)], device)
+    if prepared is None:
+        return None
     made = [(tuple(result.shape), result.stride(), result.dtype) for result in results]
+    if read_signature is not None and hasattr(prepared, "handle"):  # a call of the native module
+        places = list(range(len(operands) + len(results)))
+        repeat: Again = native.CudaRepeat([(prepared, places)], made, torch_functions(), torch.Tensor)
+        return repeat
+    workspace_bytes = prepared.workspace_bytes
 
     def launch(arrays: Iterable[Any]) -> Sequence[Any] | None:
         pointers = []
@@ -175,7 +239,16 @@ def again(run: Any, operands: tuple[Any, ...], targets: tuple[Any, ...],
             return None
         new = [empty_cuda(*one) for one in made]
         pointers += [result.data_ptr() for result in new]
-        recording.replay(pointers, device)
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        if not workspace_bytes:
+            prepared.run(pointers, stream)
+            return new
+        # NOTE: memory of torch's allocator without the tensor around it: 3 microseconds less
+        workspace = torch._C._cuda_cudaCachingAllocator_raw_alloc(workspace_bytes, stream)
+        try:
+            prepared.run(pointers, stream, workspace)
+        finally:  # free for what this stream does after these launches
+            torch._C._cuda_cudaCachingAllocator_raw_delete(workspace)
         return new
 
     return launch
@@ -185,7 +258,12 @@ def from_numpy(array: np.ndarray[Any, Any], format_name: str) -> torch.Tensor:
     """A tensor with the values of a NumPy array, on CUDA where there is one (the interpreter computes on the CPU)."""
     same_size = array.view(INTEGERS[array.dtype.itemsize])
     tensor = torch.from_numpy(same_size).view(TORCH_DTYPES[format_name])
-    return tensor.to("cuda" if torch.cuda.is_available() else "cpu", copy=True)  # strides of dense arrays are kept
+    return tensor.to("cuda" if has_cuda() else "cpu", copy=True)  # strides of dense arrays are kept
+
+
+def strided(memory: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], format_name: str) -> torch.Tensor:
+    """Bytes as a tensor of a shape and strides in elements."""
+    return memory.view(TORCH_DTYPES[format_name]).as_strided(shape, strides)
 
 
 def to_numpy(tensor: torch.Tensor, format_name: str) -> np.ndarray[Any, Any]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from . import tbc
 from .serving import Desk
-from .tensors import native
+from .tensors import has_c_exchange, native, threads
 
 NAME = "aten::convolution_backward"
 OPERATOR = torch.ops.aten.convolution_backward.default
 MARK = "convgrad"  # in the metadata of autograd nodes that belong to a patched model
+MOST_ENTRIES = 8192  # programs with ever new shapes: begin anew
 Kernel = Callable[..., Any]
 
 
@@ -41,9 +45,16 @@ class Registration:
     def serve_marked(self, keys: Any, *arguments: Any) -> Any:
         """Only calls of patched models are ours."""
         node = torch._C._current_autograd_node()
-        if inside.depth or (node is not None and MARK in node.metadata):
+        if belongs_to_patched_model(node):
             return self.kernel(keys, *arguments)
+        if node is not None and "CompiledFunction" in node.name():
+            warnings.warn("compiled code runs convolutions' gradients by torch's kernels: if it belongs to a patched "
+                          "model, patch the compiled model or use convgrad.torch.install()", stacklevel=2)
         return self.by_torch(keys, *arguments)
+
+    def tbc_if_marked(self, *arguments: Any) -> Any:
+        ours = belongs_to_patched_model(torch._C._current_autograd_node())
+        return (tbc.backward if ours else tbc.OPERATOR.decompose)(*arguments)
 
     def check_on_top(self) -> None:
         """What another library registered later may hand calls on to our kernel: that one has to go first."""
@@ -63,7 +74,6 @@ class Registration:
             self.library = None
         self.registered = wanted
         if wanted is None:
-            self.kernel.clear()
             return
         devices = ("CPU", "CUDA") if torch.version.cuda else ("CPU",)
         self.originals = {device: original(device) for device in devices}
@@ -71,15 +81,24 @@ class Registration:
         kernel = self.kernel if wanted == "everywhere" else self.serve_marked
         for device in devices:
             self.library.impl("convolution_backward", kernel, device, with_keyset=True)
+        # Composite in torch: autograd's key decides, and with a graph to record the composition stays.
+        self.library.impl("conv_tbc_backward", tbc.backward if wanted == "everywhere" else self.tbc_if_marked,
+                          "AutogradCPU")
 
 
 class Inside(threading.local):
     """How many forward calls of patched models this thread is in."""
 
     depth = 0
+    marking: Any = None
 
 
 inside = Inside()
+
+
+def belongs_to_patched_model(node: Any) -> bool:
+    """Whether a call from an autograd node, or from none, is one of a patched model."""
+    return inside.depth > 0 or (node is not None and MARK in node.metadata)
 
 
 def original(device: str) -> Kernel:
@@ -100,20 +119,25 @@ class PythonTable:
 
     def __call__(self, keys: Any, *arguments: Any) -> Any:
         tensors = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in arguments[:3]]
-        key = (torch.get_num_threads(), *map(type, arguments[:3]), *tensors, *[str(rest) for rest in arguments[4:]])
+        key = (threads(), *map(type, arguments[:3]), *tensors, *[str(rest) for rest in arguments[4:]])
         found = self.entries.get(key)
         if found is None:
+            if len(self.entries) >= MOST_ENTRIES:
+                self.entries.clear()
             found = self.entries[key] = self.prepare(keys, *arguments)
         handler, tally = found
+        start = time.perf_counter()
+        results = handler(keys, *arguments)
         tally.calls += 1
-        return handler(keys, *arguments)
+        tally.seconds += time.perf_counter() - start
+        return results
 
     def clear(self) -> None:
         self.entries.clear()
 
 
 def new_table(prepare: Kernel) -> Any:
-    if native is not None and hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+    if has_c_exchange():
         return native.TorchBackward(prepare, torch.Tensor, torch.nn.Parameter)
     return PythonTable(prepare)
 

@@ -1,0 +1,2 @@
+/* The types of operator calls. */
+#include "aclnn/acl_meta.h"
