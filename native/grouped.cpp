@@ -163,7 +163,9 @@ struct CorrelatePlan {
 
 bool CorrelatePlan::prepare_lines() {
   const Geometry& geo = problem.geo;
-  const bool one_axis = geo.in[0] * geo.in[1] == 1 && geo.out[0] * geo.out[1] == 1 && geo.taps() == geo.kernel[2];
+  // With padding on another axis its only tap lands beside the tensor: there is no term at all.
+  const bool one_axis = geo.in[0] * geo.in[1] == 1 && geo.out[0] * geo.out[1] == 1 && geo.taps() == geo.kernel[2] &&
+                        geo.pad[0] == 0 && geo.pad[1] == 0;
   const bool vectors = problem.out_dtype == Dtype::f32 || problem.out_dtype == Dtype::bf16 ||
                        (problem.out_dtype == Dtype::f16 && problem.isa->level >= 1);
   const int64_t span = (geo.kernel[2] - 1) * geo.dilation[2];

@@ -49,8 +49,8 @@ struct WeightPlan {
     const int64_t most_splits = gathers() ? p.geo.G : direct ? divide_up(units.units(), 2) : 1;
     direct_splits = std::clamp<int64_t>(tasks_wanted / direct_chunks, 1, most_splits);
     const Geometry& g = problem.geo;
-    lines = g.in[0] * g.in[1] == 1 && g.out[0] * g.out[1] == 1 && g.taps() == g.kernel[2] &&
-            g.taps() <= most_line_taps && p.dtype != Dtype::f64 && g.group_in() == 1 && g.group_out() == 1 &&
+    lines = g.in[0] * g.in[1] == 1 && g.out[0] * g.out[1] == 1 && g.taps() == g.kernel[2] && g.pad[0] == 0 &&
+            g.pad[1] == 0 && g.taps() <= most_line_taps && p.dtype != Dtype::f64 && g.group_in() == 1 && g.group_out() == 1 &&
             g.stride[2] == 1 &&
             line_bytes() <= l2_bytes / 4;
 #if defined(__x86_64__)
