@@ -162,16 +162,11 @@ def run_bench(args: argparse.Namespace) -> int:
         save(results, args.json)
         console.print(f"results: {args.json}")
     if args.html:
-        write_page(results, args.html)
+        from ..pages.report import write_report
+
+        write_report(results, args.html)
         console.print(f"page: {args.html}")
     return 1 if any(failed(row) for row in results["rows"]) else 0
-
-
-def write_page(results: dict[str, Any], path: str | Path, models: Sequence[Row] = ()) -> None:
-    from ..pages.report import report_page
-
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(report_page(results, models), encoding="utf-8")
 
 
 def run_overhead(layers: list[Layer], choice: Choice, args: argparse.Namespace, console: Console) -> int:
@@ -240,7 +235,9 @@ def run_report(args: argparse.Namespace) -> int:
     try:
         results = load(args.results)
         if args.html:
-            write_page(results, args.html)
+            from ..pages.report import write_report
+
+            write_report(results, args.html)
             return 0
         page = markdown(results)
     except (ValueError, OSError) as error:

@@ -132,11 +132,10 @@ def measure_and_print(stage: Stage, arena: Arena, console: Console, html: str | 
 
 
 def write_page(stage: Stage, results: dict[str, Any], html: str, console: Console) -> None:
-    from ..pages.report import report_page
+    from ..pages.report import write_report
 
     path = Path(html) if stage.device == "cpu" else Path(html).with_suffix(f".{stage.device}.html")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(report_page(results), encoding="utf-8")
+    write_report(results, path)
     console.print(f"The same as a page with charts: {path.resolve()}", style="bold", markup=False, highlight=False)
 
 

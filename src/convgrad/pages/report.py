@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ..benchmark.report import heading
@@ -23,6 +24,12 @@ def report_page(results: dict[str, Any], models: Sequence[dict[str, Any]] = ()) 
             "copy_bytes": ceilings["copy_bytes"], "rows": [row_data(row) for row in results["rows"]],
             "models": [model_data(row) for row in models]}
     return page("report", f"convgrad on {chip}", data)
+
+
+def write_report(results: dict[str, Any], path: str | Path, models: Sequence[dict[str, Any]] = ()) -> None:
+    """Write the page of a run; its folder is made where it is missing."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(report_page(results, models), encoding="utf-8")
 
 
 def row_data(row: Row) -> dict[str, Any]:

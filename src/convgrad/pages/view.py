@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..numbers import storage_dtype
-from ..problem import RESULT_NAMES, Conv, Problem, Unsupported
+from ..problem import RESULT_NAMES, Problem, Unsupported
 from .page import page
 
 MOST_BLOCKS = 2000  # of one plane of dX; a page with more would be slow
@@ -30,10 +30,11 @@ def view_page(problem: Problem, *, cores: int = 1, product: str = "Ascend910B") 
 def tiling_data(problem: Problem, cores: int, product: str) -> dict[str, Any] | None:
     """The blocks of the first plane of dX that the tiling computes; None where Ascend C does not take the problem."""
     from ..frontends import ascendc
+    from ..frontends.ascendc.commands import three_axes
 
     if problem.wrt != "input" or problem.conv.groups != 1:
         return None
-    conv = with_three_axes(problem.conv)
+    conv = three_axes(problem.conv)
     try:
         host = ascendc.describe(conv.output_shape, conv.weight_shape, storage_dtype(problem.dtype),
                                 input_size=conv.in_size, stride=conv.stride, padding=conv.padding,
@@ -57,11 +58,3 @@ def tiling_data(problem: Problem, cores: int, product: str) -> dict[str, Any] | 
     facts += ascendc.estimate(tiling, cores).lines()
     return {"facts": facts, "blocks": blocks, "rows": tiling.hi, "columns": tiling.wi, "dyRows": tiling.ho,
             "dyColumns": tiling.wo}
-
-
-def with_three_axes(conv: Conv) -> Conv:
-    """The same convolution with leading axes of one position."""
-    more = 3 - conv.axes
-    return Conv(conv.batch, conv.in_channels, conv.out_channels, (1,) * more + conv.in_size,
-                (1,) * more + conv.kernel_size, (1,) * more + conv.stride, (1,) * more + conv.dilation,
-                ((0, 0),) * more + conv.padding, conv.groups)
